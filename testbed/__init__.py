@@ -3,5 +3,5 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# On however busy a machine. A wait that takes as long has failed.
+# Longest wait in seconds, even on a busy machine. A wait that takes longer has failed.
 TIMEOUT_S = 240.0

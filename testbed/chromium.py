@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over the DevTools protocol by a pair of pipes.
+"""A headless Chromium, controlled with the DevTools protocol over a pair of pipes.
 
 It needs no package besides the browser itself.
 """
@@ -25,7 +25,7 @@ def binary() -> str | None:
 
 
 class Tab:
-    """A tab. `events` are the browser's reports in the meantime: console messages, requests, dialogs."""
+    """A browser tab. `events` holds the browser's reports so far: console messages, requests, dialogs."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = to_browser, from_browser
@@ -54,7 +54,7 @@ class Tab:
         while b"\0" not in self._buffer:
             received = os.read(self._from, 1 << 20)
             if not received:
-                raise RuntimeError("the browser is gone")
+                raise RuntimeError("the browser ended")
             self._buffer += received
         line, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(line))
@@ -83,7 +83,7 @@ class Tab:
     def until(self, condition: str) -> None:
         end = time.monotonic() + TIMEOUT_S
         while not self.run(f"Boolean({condition})"):
-            assert time.monotonic() < end, f"never: {condition}"
+            assert time.monotonic() < end, f"never true: {condition}"
             time.sleep(0.05)
 
     def press(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""The demo (`scripts/demo`): compare a swarm on this machine with one node alone.
+"""The demo (`scripts/demo`) compares a swarm on this machine with one node alone.
 
 It runs real processes, real libp2p on loopback and a real judge, and kills one node halfway.
 """
@@ -34,10 +34,11 @@ from testbed.local_swarm import LocalNode, checkpoints, local_swarm
 
 app = typer.Typer()
 
-MODEL = "tiny-latent"  # learns for longer than tiny, so sharing has time to help
-# Minimum seconds of a round, so that all nodes stay at about the same round and a killed node catches up.
+MODEL = "tiny-latent"  # keeps learning for longer than tiny, so sharing has time to help
+# Minimum seconds of a round, so that all nodes stay at about the same round and a killed node can catch up.
 MIN_ROUND_S = 0.8
-# Maximum seconds of work that the killed node loses. The default, a minute, is half of a demo of two minutes.
+# Seconds between checkpoints: the most work that the killed node loses. The default, a minute, would be half
+# of a two-minute demo.
 CHECKPOINT_S = 5.0
 # The demo fails after this many seconds without a finished round.
 STALL_S = 300.0
@@ -51,7 +52,7 @@ NEWS_S = 4.0
 
 @dataclass(kw_only=True)
 class Story(Curve):
-    """One node of the demo and its figures."""
+    """One node of the demo, and the figures to show of it."""
 
     node: LocalNode
     rejoined: bool = False
@@ -122,7 +123,7 @@ def demo(
         saves = checkpoints(CHECKPOINT_S)
         with (
             local_swarm(folder, nodes, options, saves) as swarm,
-            # The same seed, so the node alone gets node 1's questions.
+            # The seed is the same as node 1's, so the node alone gets the same questions as node 1.
             local_swarm(folder / "alone", 1, [*options, "--external", "0"], saves) as alone,
         ):
             stories = [Story(node.name, alone=node in alone, node=node) for node in (*swarm, *alone)]
@@ -229,7 +230,7 @@ def _lose_and_find(victim: Story, rounds: int, talk: Console) -> None:
 
 
 def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, before: int, now: int) -> None:
-    """Update the table on a terminal; otherwise print ten lines in all."""
+    """Update the table if the output is a terminal; otherwise print ten lines over the whole run."""
     if talk.is_terminal:
         live.update(_table(stories, rounds), refresh=True)
         return

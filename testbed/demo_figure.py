@@ -1,4 +1,4 @@
-"""The demo's figure: reward curves of nodes that share, and of one alone."""
+"""The demo's figure: reward curves of the nodes that share, and of the node alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ def moving_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def reward_figure(curves: Sequence[Curve], title: str) -> Any:
-    """Draw rewards above, and rounds over time below; a kill shows as a gap.
+    """Draw rewards in the upper panel, and rounds over time in the lower panel; a kill shows as a gap.
 
-    Rewards are each node's moving mean; the swarm's mean is drawn next to the node alone.
+    Each node's rewards are shown as a moving mean. The mean of the swarm's nodes is drawn as a line, too.
     """
     figure, (above, below) = canvas(9, 6.5, rows=2, height_ratios=(3, 1.4))
     swarm = [curve for curve in curves if not curve.alone]

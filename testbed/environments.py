@@ -1,4 +1,4 @@
-"""The peers' published packages, each in a separate environment, made if it is missing.
+"""Separate environments with the published packages of peers; each is created if it is missing.
 
 python -m testbed.environments NAME…
 """
@@ -17,12 +17,12 @@ from pathlib import Path
 
 from testbed import ROOT
 
-# The packages that pip installs, in turn; the peer itself is last. GenRL's whole list is over a hundred
-# packages, of a chain's client among them, that its trainer never imports: it is installed without them, and
-# the packages that the trainer does import are named.
+# The packages that pip installs, one list after the other; the peer itself is last. GenRL requires over a
+# hundred packages that its trainer never imports, a blockchain client's among them. So it is installed
+# without dependencies, and the packages that the trainer does import are named.
 PACKAGES = {
     "trl": [["torch==2.13.0", "transformers==5.23.0", "peft==0.21.2", "trl==1.16.0"]],
-    # The lowest that swarmd.trl names.
+    # The lowest versions that swarmd.trl supports.
     "trl-lowest": [["torch==2.13.0", "transformers==5.23.0", "trl==1.0.0"]],
     # llama.cpp, built for CPUs, with its server.
     "llama": [["xllamacpp==2026.10.11549"]],
@@ -33,14 +33,14 @@ PACKAGES = {
         ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "wandb==0.22.3", "tensorboard==2.21.0"],
         ["--no-deps", "gensyn-genrl==0.3.0"],
     ],
-    # Its exchange, with the network library that `pip install gensyn-genrl` brings.
+    # GenRL's exchange, with the network library that `pip install gensyn-genrl` installs.
     "genrl-exchange": [
         ["torch==2.13.0", "hivemind==1.1.12", "psutil==7.2.2"],
         ["--no-deps", "gensyn-genrl==0.3.0"],
     ],
 }
 
-# Packages that are read, not run: their Python files alone, from the source distribution on PyPI.
+# Packages whose Python files are only read, not run; they are taken from the source distribution on PyPI.
 SOURCES = {"vllm-sources": "vllm==0.33.0"}
 
 
@@ -49,7 +49,7 @@ def default_environment(peer: str) -> Path:
 
 
 def environment_of(peer: str, folder: Path) -> Path:
-    """Return the Python of an environment that holds the peer's published package; make it if missing."""
+    """Return the Python of an environment with the peer's published package; create it if it is missing."""
     python = folder / "bin" / "python"
     if holds(folder, peer):
         return python
@@ -60,7 +60,7 @@ def environment_of(peer: str, folder: Path) -> Path:
             venv.create(folder, with_pip=True)
         for step in steps:
             subprocess.run(step, check=True, stdout=sys.stderr)
-    except (OSError, subprocess.CalledProcessError) as error:  # no network, no room, no venv module
+    except (OSError, subprocess.CalledProcessError) as error:  # no network, a full disk, or no venv module
         lines = "\n".join(
             "    " + " ".join(step) for step in [["python3", "-m", "venv", str(folder)], *steps]
         )
@@ -72,7 +72,7 @@ def environment_of(peer: str, folder: Path) -> Path:
 
 
 def sources_of(name: str, folder: Path) -> Path:
-    """Return a folder that holds the Python files of a package of SOURCES; fetch them if missing."""
+    """Return a folder with the Python files of a package in SOURCES; download them if they are missing."""
     package, version = SOURCES[name].split("==")
     found = folder / version
     if not found.is_dir():
@@ -91,9 +91,9 @@ def sources_of(name: str, folder: Path) -> Path:
 
 
 def beside(python: Path) -> dict[str, str]:
-    """Return variables with which our Python finds an environment's packages behind its own.
+    """Return environment variables with which our Python finds another environment's packages after its own.
 
-    Nothing is looked for on the local network, and torch has one thread.
+    They also turn off the search for peers on the local network, and give torch one thread.
     """
     (theirs,) = python.parents[1].glob("lib/python3*/site-packages")
     path = os.pathsep.join([str(ROOT), sysconfig.get_paths()["purelib"], str(theirs)])
@@ -102,7 +102,7 @@ def beside(python: Path) -> dict[str, str]:
 
 
 def holds(folder: Path, peer: str) -> bool:
-    """Return whether the peer's package, in our version of it, is installed there."""
+    """Return whether the environment has the peer's package, in the version of PACKAGES."""
     name, version = PACKAGES[peer][-1][-1].split("==")
     return any(folder.glob(f"lib/python3*/site-packages/{name.replace('-', '_')}-{version}.dist-info"))
 

@@ -1,6 +1,7 @@
-"""Answers meant to do harm.
+"""Answers that try to do harm.
 
-None of them is right, and none may do anything. Payloads aim at a folder and at a port that tests watch.
+None of them is right, and none may have an effect. The payloads write to a folder and connect to a port;
+tests watch both.
 """
 
 import random
@@ -85,12 +86,12 @@ FLOODS = ("<answer>", "</answer>", "<answer>\n", "<answer></answer", "<answer>x"
 
 
 def wide(text: str) -> str:
-    """Return the text in full-width forms, which int() and Decimal() accept as digits."""
+    """Return the text in full-width characters, whose digits int() and Decimal() accept."""
     return "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text) if text.strip() else "５"
 
 
 def answers(tasks: CurriculumTasks, task: Task, path: str, port: int, rng: random.Random) -> Iterator[str]:
-    """Yield one completion of each kind, for ever."""
+    """Yield one completion of each kind, over and over."""
     right = solution(tasks, task)
     while True:
         yield _tagged(rng.choice(CODE).format(path=path, port=port))
@@ -109,7 +110,7 @@ def answers(tasks: CurriculumTasks, task: Task, path: str, port: int, rng: rando
                 for _ in range(rng.randrange(5, 300))
             )
         )
-        yield f"<answer>{right}" + rng.choice(CONTROL)  # never closed
+        yield f"<answer>{right}" + rng.choice(CONTROL)  # the tag is never closed
 
 
 def _tagged(answer: str) -> str:

@@ -1,6 +1,6 @@
-"""Two hundred uploads that must not be loaded: ten of each of twenty kinds.
+"""Two hundred uploads that a judge must not load: ten of each of twenty kinds.
 
-For the tests and for benchmarks/judge/hostile_uploads.py.
+The tests and benchmarks/judge/hostile_uploads.py use them.
 """
 
 import gzip
@@ -28,13 +28,13 @@ Shapes = Mapping[str, Sequence[int]]
 class HostileUpload:
     kind: str
     body: bytes
-    said: dict[str, Any] = field(default_factory=dict)  # false, added to the declared number
+    said: dict[str, Any] = field(default_factory=dict)  # false fields, added to the upload's declaration
     headers: dict[str, str] = field(default_factory=dict)
-    slow: bool = False  # its last byte never comes
+    slow: bool = False  # whether its last byte is never sent
 
 
 def uploads(shapes: Shapes, seed: int) -> Iterator[HostileUpload]:
-    """EACH of every kind, made one at a time. `shapes`: of a model that the judge knows."""
+    """Yield EACH uploads of every kind. `shapes`: the tensors of a model that the judge knows."""
     rng = random.Random(seed)
     for kind, make in KINDS.items():
         for number in range(EACH):
@@ -63,13 +63,13 @@ def _numbers(shapes: Shapes) -> int:
 
 
 def _sized(shapes: Shapes, start: bytes, number: int) -> bytes:
-    """Return the file as it is, or filled up to the size of the model's weights."""
+    """Return the file unchanged if `number` is odd; else cut or pad it to the size of the model's weights."""
     size = len(_good(shapes))
     return start if number % 2 else (start + bytes(max(0, size - len(start))))[:size]
 
 
 def _changed(shapes: Shapes, change: Callable[[dict[str, Any], str], None], rng: random.Random) -> bytes:
-    """A good file whose header is changed at one tensor."""
+    """Return a valid file, except that the header's entry of one tensor is changed."""
     header = header_of(shapes)
     change(header, rng.choice(sorted(header)))
     return whole(header, bytes(_numbers(shapes) * 2))
@@ -117,7 +117,7 @@ class _Runs:
 
 def _pickles(shapes: Shapes, rng: random.Random, number: int) -> bytes:
     text = pickle.dumps(_Runs(), protocol=number % 6)
-    if number >= 6:  # as torch.save writes it
+    if number >= 6:  # in the format of torch.save
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as archive:
             archive.writestr("archive/data.pkl", text)
@@ -214,7 +214,7 @@ def _wrong_digest(shapes: Shapes, rng: random.Random, number: int) -> Any:
 def _longer(shapes: Shapes, rng: random.Random, number: int) -> Any:
     good = _good(shapes)
     if number % 2:
-        return good + bytes(2 ** (2 * number)), {}  # declared as it is
+        return good + bytes(2 ** (2 * number)), {}  # declared with its true size
     return (
         good + bytes(2 ** (2 * number)),
         {"bytes": len(good), "sha256": sha256(good).hexdigest()},

@@ -1,4 +1,4 @@
-"""A judge as a process, on a free port of loopback, which trusts a local proxy's address of the client."""
+"""A judge as a process on a free loopback port. It trusts the client address that a local proxy reports."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def serving(database: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Serve the tiny-9 curriculum; yield the process and its address. At the end it is killed."""
+    """Serve the curriculum tiny-9; yield the judge's process and address. Kill the process at the end."""
     command = [
         sys.executable,
         "-m",

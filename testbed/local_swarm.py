@@ -18,14 +18,15 @@ from swarmd.state.metrics import read_metrics
 from swarmd.state.status import Status
 from swarmd.types import RoundLine
 
-# Ports below the range from which Linux and macOS assign ephemeral ports.
+# Ports below the range from which Linux and macOS assign ephemeral ports, so no other program gets one
+# unasked.
 UNASKED_PORTS = range(10_000, 32_000)
 
 
 def checkpoints(every: float) -> dict[str, str]:
     """Return the environment of a node that saves a checkpoint every few seconds.
 
-    For short runs: the daily limit of bytes written is lifted.
+    The daily limit of bytes written is lifted, so use this for short runs only.
     """
     return {"SWARMD_CHECKPOINT_EVERY": str(every), "SWARMD_CHECKPOINT_GIGABYTES_A_DAY": "10000"}
 
@@ -88,7 +89,7 @@ class LocalNode:
 def local_swarm(
     folder: Path, nodes: int, options: Sequence[str] = (), variables: dict[str, str] | None = None
 ) -> Iterator[list[LocalNode]]:
-    """Prepare `nodes` nodes of one new swarm; end the running ones when the block is left.
+    """Prepare `nodes` nodes of one new swarm; end all running nodes when the block ends.
 
     Keys and ports are made first, so that each node gets the addresses of all other nodes. options,
     variables: passed to each `swarmd join`.
@@ -117,14 +118,14 @@ def local_swarm(
     finally:
         started = [node.process for node in swarm if node.process is not None]
         for process in started:
-            # Signal all processes first, then wait for each.
+            # Signal all processes first, then wait for each, so that they end at the same time.
             process.terminate()
         for process in started:
             end(process)
 
 
 def free_ports(count: int) -> list[int]:
-    """Find loopback ports that the system does not assign by itself, so they stay free for the nodes."""
+    """Find free loopback ports outside the ephemeral range, so that they stay free until the nodes start."""
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
         while len(ports) < count:

@@ -1,4 +1,4 @@
-"""Configurations of published models, as far as they shape the network."""
+"""Configurations of published models: the entries that determine the network."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -53,8 +53,8 @@ CONFIGURATIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             "linear_num_value_heads": 16,
             "tie_word_embeddings": True,
         },
-        # Shrunk: Qwen3.5-0.8B to half its width and layers, Gemma 3 270M to half its layers, both with fewer
-        # tokens.
+        # Smaller models: Qwen3.5-0.8B with half its width and layers, and Gemma 3 270M with half its layers.
+        # Both have a smaller vocabulary.
         "qwen3.5-79m": {
             "model_type": "qwen3_5_text",
             "vocab_size": 32_768,

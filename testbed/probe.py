@@ -1,22 +1,22 @@
-"""One member of a swarm as a program, `python -m testbed.probe`: JSON lines in, JSON lines out.
+"""One member of a swarm as a program, `python -m testbed.probe`: it reads and writes JSON lines.
 
-It trains nothing. It is for tests and benchmarks with real processes, and to try by hand whether two machines
+It trains nothing. Tests and benchmarks with real processes use it; by hand, it shows whether two machines can
 reach each other.
 
-    In:   {"publish": n, "count": c, "every": s}    n random bytes to everybody, c times, s seconds apart;
-                                                    without count once
-          {"hold": n}                               have a blob of n random bytes at hand
-          {"fetch": id, "size": n, "holders": [peer ids], "seconds": s}     get one, s seconds at most
-          {"shut_out": peer id, "seconds": s}       have no connection with this peer
-          end of input                              leave
+    In:   {"publish": n, "count": c, "every": s}    publish n random bytes c times, s seconds apart;
+                                                    without count, once
+          {"hold": n}                               hold a blob of n random bytes
+          {"fetch": id, "size": n, "holders": [peer ids], "seconds": s}     fetch a blob in at most s seconds
+          {"shut_out": peer id, "seconds": s}       allow no connection with this peer for s seconds
+          end of input                              leave the swarm
     Out:  {"up": [addresses], "id": peer id}
           {"sent": sequence}
           {"got": sequence, "author": id, "bytes": n, "at": time, "delay": seconds}
           {"held": id, "size": bytes}
-          {"fetched": id, "bytes": n, "seconds": s} with null for n if nobody had it
-          {"peers": [ids]}                          when they change
-          {"twin": null, "earlier" or "later"}      when it changes: whether there is another node with its
-                                                    key, and which of the two this one is
+          {"fetched": id, "bytes": n, "seconds": s} with null for n if no holder had the blob
+          {"peers": [ids]}                          when the connected peers change
+          {"twin": null, "earlier" or "later"}      when this changes: whether another node has the same key,
+                                                    and whether this node started earlier or later
           {"cpu": seconds, "rejected": {reason: n}, "restarts": n}          every --report seconds
 """
 
@@ -159,29 +159,29 @@ def options(module: str, about: str) -> argparse.ArgumentParser:
     """Return the options of a process that `ProbeProcess` starts."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument(
-        "--folder", type=Path, required=True, help="folder of its key, sequence numbers and known peers"
+        "--folder", type=Path, required=True, help="folder for the key, sequence numbers and known peers"
     )
     parser.add_argument("--swarm", default="probe", help="name of the swarm")
     parser.add_argument("--digest", default="0", help="digest of the swarm")
-    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0", help="multiaddresses, with commas")
+    parser.add_argument(
+        "--listen", default="/ip4/127.0.0.1/tcp/0", help="multiaddresses to listen on, separated by commas"
+    )
     parser.add_argument(
         "--bootstrap",
         action="append",
         default=[],
         help="multiaddress ending in /p2p/<peer id>; may be repeated",
     )
-    parser.add_argument("--up", type=float, help="bytes a second that it may send")
-    parser.add_argument("--down", type=float, help="bytes a second that it reads")
-    parser.add_argument(
-        "--engine", default="libp2p", choices=["libp2p", "hivemind"], help="the engine that moves the frames"
-    )
+    parser.add_argument("--up", type=float, help="most bytes a second that the process sends")
+    parser.add_argument("--down", type=float, help="most bytes a second that the process reads")
+    parser.add_argument("--engine", default="libp2p", choices=["libp2p", "hivemind"], help="p2p engine")
     return parser
 
 
 def build_engine(
     given: argparse.Namespace, identity: Identity, handlers: Handlers, addressbook: Path | None = None
 ) -> P2pEngine:
-    """Build the engine that the options ask for."""
+    """Build the p2p engine that the options name."""
     return engine(given.engine)(
         identity,
         Topic(given.swarm, given.digest),

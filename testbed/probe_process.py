@@ -1,4 +1,4 @@
-"""Real processes to measure and to test with: `python -m testbed.probe`, and the output of each so far."""
+"""Probes (`python -m testbed.probe`) as child processes for tests and benchmarks, and their output so far."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ MIB = 1024 * 1024
 
 
 class ProbeProcess:
-    """A running probe. Use as a context manager: it is gone afterwards."""
+    """A running probe. As a context manager, it ends the process with the block."""
 
     def __init__(
         self,
@@ -28,8 +28,8 @@ class ProbeProcess:
         bootstrap: Sequence[str] = (),
         digest: str = "0",
         engine: str = "libp2p",
-        module: str = "testbed.probe",  # or one that takes these options too
-        more: Sequence[str] = (),  # options
+        module: str = "testbed.probe",  # or another module that takes the same options
+        more: Sequence[str] = (),  # further options
         python: Path | str = sys.executable,
     ) -> None:
         command = [
@@ -55,7 +55,7 @@ class ProbeProcess:
                 command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
             )
         self._folder = folder
-        self._said: dict[str, list[dict[str, Any]]] = {}  # by each key: there may be a hundred thousand
+        self._said: dict[str, list[dict[str, Any]]] = {}  # lines by key: there may be many
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -89,10 +89,10 @@ class ProbeProcess:
         return list(found["peers"]) if found else []
 
     def resident(self) -> float:
-        """Return the MiB of its resident set, with its children's."""
+        """Return the resident set of the process and its children, in MiB."""
         process, total = psutil.Process(self.process.pid), 0
         for part in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it has ended
+            with contextlib.suppress(psutil.Error):  # the process has ended
                 total += part.memory_info().rss
         return total / MIB
 
@@ -105,9 +105,9 @@ class ProbeProcess:
         self.process.stdin.flush()
 
     def wait(self, condition: Callable[[], Any], seconds: float) -> Any:
-        """Wait until the condition is true, and return its value. Raises TimeoutError.
+        """Wait until the condition is true, and return its value. Raise TimeoutError if that takes too long.
 
-        It is checked whenever the probe says something.
+        The condition is checked at each line of the probe's output.
         """
         until = time.monotonic() + seconds
         while True:
@@ -137,12 +137,12 @@ class ProbeProcess:
         self.wait(lambda: len(self._said.get(key, ())) >= count, seconds)
 
     def kill(self) -> None:
-        """Kill the probe (SIGKILL): no chance to say goodbye."""
+        """Kill the probe (SIGKILL), so that it cannot take leave of its peers."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        with contextlib.suppress(OSError):  # it may be gone
+        with contextlib.suppress(OSError):  # the process may have ended
             assert self.process.stdin is not None
             self.process.stdin.close()
         try:

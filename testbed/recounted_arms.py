@@ -1,4 +1,4 @@
-"""A judge's arms recounted from its evaluations alone: a reference for `judge.store.arms`."""
+"""A judge's figures of swarm and solo nodes, recomputed as a reference for `judge.store.arms`."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from judge.store.tables import arm_bins, arm_values, evaluations, progress
 
 
 class Recount:
-    """The figures of judge/store/arms.py, worked out from evaluations alone, in memory."""
+    """The figures of judge/store/arms.py, computed in memory from evaluations alone."""
 
     def __init__(self) -> None:
         self._progress: dict[tuple[str, str], PeerProgress] = {}
-        # When, and what
+        # (time, value) pairs by model, sharing and bin
         self._values: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
 
     def add(self, peer: str, model: str, sharing: str, round_number: int, reward: float, at: float) -> None:
-        """Add an evaluation. A peer's evaluations come in the order in which they counted.
+        """Add an evaluation. A peer's evaluations must be added in the order in which the judge counted them.
 
         at: seconds since the epoch.
         """
@@ -32,7 +32,7 @@ class Recount:
             self._values[model, sharing, bin].append((at, value))
 
     def rows(self) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
-        """Yield each table with its rows."""
+        """Yield each table and its rows."""
         yield (
             progress,
             [
@@ -61,9 +61,9 @@ class Recount:
 
 
 def recounted(db: Connection) -> Recount:
-    """Recount from the stored evaluations.
+    """Recompute the figures from the stored evaluations.
 
-    The order of peers that reached a step at the same moment is unknown, so two may be swapped.
+    If two peers reached a step at the same moment, their order is unknown and may differ from the judge's.
     """
     c = evaluations.c
     at = c.asked_at + func.coalesce(c.seconds, 0.0)

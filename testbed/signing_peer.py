@@ -1,6 +1,4 @@
-"""A peer that signs as the protocol says, written from docs/judge-protocol.md and apart from both of our
-implementations.
-"""
+"""A peer that signs requests, written from docs/judge-protocol.md, independently of swarmd and the judge."""
 
 import hashlib
 import json
@@ -12,7 +10,7 @@ from p2p.identity import Identity
 from swarmd.tasks.curriculum import TINY_9
 
 ORIGIN = "http://judge.test"
-# When the clock of a judge at ORIGIN starts: seconds since 1970.
+# Time at which the clock of a judge at ORIGIN starts, in seconds since 1970.
 THEN = 1_800_000_000.0
 
 
@@ -35,7 +33,7 @@ class SigningPeer:
         }
 
     def signed(self, target: str, document: Mapping[str, Any] | bytes) -> dict[str, Any]:
-        """Return the parts of a POST of this: its content and its headers."""
+        """Return the content and the headers of a POST request with this document."""
         body = document if isinstance(document, bytes) else encode(document)
         return {"content": body, "headers": self.headers("POST", target, body)}
 
@@ -47,10 +45,10 @@ def encode(document: Mapping[str, Any]) -> bytes:
 def wish(
     round_number: int = 1, model: str | None = "tiny", curriculum: str = TINY_9.digest
 ) -> dict[str, Any]:
-    """A peer's request for one question."""
+    """Return a peer's request for one question."""
     return {"round": round_number, "curriculum": curriculum, "asker": {"model": model}}
 
 
 def answering(*texts: str) -> dict[str, Any]:
-    """The answers to one question."""
+    """Return a document with answers to one question."""
     return {"answers": [{"text": text, "ended": True} for text in texts]}

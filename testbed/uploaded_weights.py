@@ -1,6 +1,6 @@
-"""Safetensors files for the judge, good ones and hostile ones.
+"""Writes safetensors files for a judge, valid and hostile ones.
 
-Written from the format's description, apart from our own writer.
+It is written from the format's description, independently of swarmd's writer.
 """
 
 import json
@@ -16,7 +16,7 @@ SIZES = {"F32": 4, "BF16": 2}
 def file_of(
     shapes: Mapping[str, Sequence[int]], format: str = "F32", rng: random.Random | None = None
 ) -> bytes:
-    """Small random numbers."""
+    """Return a valid file with small random numbers."""
     rng = rng or random.Random(1)
     header, end = {}, 0
     for name, shape in shapes.items():

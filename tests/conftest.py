@@ -1,6 +1,6 @@
-"""Two runs with one seed are equal.
+"""Makes test runs repeatable.
 
-Property tests draw from a fixed seed, and no test depends on how busy the machine is.
+Property tests draw from a fixed seed, and no test depends on the machine's load.
 """
 
 import gc
@@ -16,15 +16,16 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.sandbox.client import Verifier
 from tests.engines.p2pd import p2pd_missing
 
-# Imports make objects that stay: looking through them again and again took a third of the collecting.
+# Imports create many objects that stay. Visiting them in each garbage collection took a third of pytest's
+# collection time.
 gc.disable()
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-for setting in [name for name in os.environ if name.startswith("SWARMD_")]:  # a developer's own
+for setting in [name for name in os.environ if name.startswith("SWARMD_")]:  # set by the developer
     del os.environ[setting]
-os.environ["SWARMD_LIMITS_PRIORITY"] = "normal"  # or nodes would wait for other programs of the machine
+os.environ["SWARMD_LIMITS_PRIORITY"] = "normal"  # else nodes would wait for other programs
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded in a test
-# The background jobs of a shell ignore it, and so would every program that a test starts and interrupts.
+# A shell's background jobs ignore SIGINT, and so would every program that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("swarmd", derandomize=True, deadline=None, max_examples=100)
@@ -32,10 +33,10 @@ settings.load_profile("swarmd")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An async test runs on trio unless it says otherwise.
+    """Run async tests on trio unless they are marked otherwise, and sort the tests.
 
-    Slow tests come last, so that a run fails early if it fails; and of that whole nodes come first,
-    so that at the end no worker waits long for the other.
+    Fast tests come first, so that a failure shows early. Of the slow tests those with whole nodes come first,
+    so that no worker waits long for another at the end.
     """
     for item in items:
         if inspect.iscoroutinefunction(getattr(item, "obj", None)) and not item.get_closest_marker("anyio"):
@@ -57,6 +58,6 @@ def turn(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def verifier() -> Iterator[Verifier]:
-    """One contained verifier for all tests that do not break it."""
+    """Yield a contained verifier, shared by all tests that do not break it."""
     with Verifier(TINY_9) as running:
         yield running

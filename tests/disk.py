@@ -1,4 +1,4 @@
-"""A disk that fails at one step: a test makes a sequence of writes fail at each possible step in turn."""
+"""A disk that fails at a chosen step, so that a test can let each step of its writes fail in turn."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ STEPS = ("rename", "replace", "link", "mkdir", "fsync", "unlink")
 
 @contextmanager
 def failing_at(step: int) -> Iterator[list[str]]:
-    """Fail the step of this number, from 1. Yields the names of the steps begun so far."""
+    """Fail the step with this number, counted from 1. Yield the names of the steps begun so far."""
     begun: list[str] = []
 
     def counted(name: str) -> Any:
@@ -39,7 +39,7 @@ def failing_at(step: int) -> Iterator[list[str]]:
 
 @contextmanager
 def on_disk() -> Iterator[set[str]]:
-    """Yield the names that a power cut would leave: those in a folder when it is synced."""
+    """Yield the file names that would survive a power cut: the names in a folder at its last sync."""
     names, real = set[str](), os.fsync
 
     def call(descriptor: int) -> None:

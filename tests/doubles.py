@@ -1,6 +1,6 @@
 """Test doubles: a clock, members of a swarm in memory, and waiting for a condition.
 
-Everything else in a test can be the real part: rounds, inbox, exchange and verifier.
+All other parts of a test can be real: rounds, inbox, exchange and verifier.
 
     clock, swarm = Clock(), MemorySwarm()
     alice, bob = memory_member(swarm, 1, clock), memory_member(swarm, 2, clock)
@@ -29,7 +29,7 @@ from swarmd.tasks.curriculum import TINY_9, Curriculum
 from swarmd.types import Rollout
 from testbed import TIMEOUT_S as TIMEOUT_S
 
-# When a test begins, in seconds since the epoch.
+# Time at the start of a test, in seconds since the epoch.
 NOW = 1_700_000_000.0
 TOPIC = Topic("test", "0123456789abcdef")
 
@@ -45,12 +45,12 @@ class Clock:
 
 
 def identity(number: int) -> Identity:
-    """Return an identity that is the same for the same number."""
+    """Return an identity that depends only on the number."""
     return Identity(number.to_bytes(32, "big"))
 
 
 class ListeningMember(Member):
-    """A member that keeps admitted frames until `received`, unless `admitted` is given."""
+    """A member that keeps admitted frames until `received` is called, unless `admitted` is given."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._heard: list[Envelope] = []
@@ -72,7 +72,7 @@ def memory_member(
 ) -> ListeningMember:
     """Build a real member over the memory engine.
 
-    engine: used instead, if given. options: passed on to `Member`.
+    engine: used instead of the memory engine if given. options: passed to `Member`.
     """
     me = identity(who) if isinstance(who, int) else who
     options.setdefault("sequence", itertools.count(1))
@@ -94,7 +94,7 @@ def memory_node(
     topic: Topic = TOPIC,
     engine: Callable[[Handlers], P2pEngine] | None = None,
 ) -> VirtualNode:
-    """Build a node that exchanges rollouts over the memory engine, as a round uses it."""
+    """Build a node for a round; it exchanges rollouts over the memory engine."""
     settings, me = config or NodeConfig(), identity(who) if isinstance(who, int) else who
     exchange = Exchange(curriculum, settings.round, settings.sharing, model, random.Random(str(who)), whole)
     return node(exchange, me, topic, engine or partial(swarm.join, me.peer_id), clock)
@@ -108,7 +108,7 @@ def gossip(member: Member, rollouts: Sequence[Rollout], round_number: int = 1, m
 def encoded(
     rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str]
 ) -> tuple[Sequence[bytes], list[bytes]]:
-    """Return offers of the rollouts, and the blobs that they name; without rollouts that no blob can hold."""
+    """Return offers of the rollouts, and the named blobs. Rollouts too large for a blob are left out."""
     packed = [(r.ref, offers.packed_rollout(r, round_number, model)) for r in rollouts]
     blobs = [(ref, blob) for ref, blob in packed if blob is not None]
     return offers.encode(blobs, round_number, specialties), [blob.data for _, blob in blobs]

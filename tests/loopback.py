@@ -16,10 +16,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.post()
 
-    do_HEAD = do_GET  # noqa: N815  the name that http.server looks for
+    do_HEAD = do_GET  # noqa: N815  http.server requires this name
 
     def answer(self, body: object = b"", status: int = 200, **headers: object) -> None:
-        """Send bytes as they are, else JSON; `_` in a header's name is `-`, and None leaves it out."""
+        """Send bytes, or a value as JSON. headers: `_` in a name becomes `-`; None omits a header."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         if content is not body:
@@ -32,12 +32,12 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing on the terminal."""
+        """Print nothing on the terminal."""
 
 
 @contextmanager
 def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Yield the server's address."""
+    """Serve with this handler; yield the server's address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()

@@ -9,7 +9,7 @@ from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, W
 class PlayedPolicy:
     """A `Policy` without a model.
 
-    It answers a question with `texts(question)`, a text for each completion, and learns nothing.
+    It answers a question with `texts(question)`, one text for each completion, and learns nothing.
     """
 
     def __init__(self, texts: Callable[[str], Sequence[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Ports that nobody else takes before their listener does."""
+"""Ports that stay free until their program listens."""
 
 import socket
 import sys
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def kept_port() -> Iterator[int]:
-    """Yield a free port of 127.0.0.1 for a program that is given its port by number.
+    """Yield a free port of 127.0.0.1, for a program that takes a port number.
 
-    The port is bound, so the system gives it to no other program; on Linux a listener with SO_REUSEADDR
-    may still use it.
+    The port is bound, so the system does not assign it to another program; on Linux, a listener with
+    SO_REUSEADDR may still use it.
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Processes that end with the test that started them, and waiting for their events."""
+"""Processes that end with the test that started them, and a wait for conditions."""
 
 import subprocess
 import time
@@ -13,9 +13,9 @@ from tests.doubles import TIMEOUT_S
 
 @contextmanager
 def killed_after(process: "subprocess.Popen[Any]") -> Iterator["subprocess.Popen[Any]"]:
-    """Kills it when the block is left.
+    """Kill the process when the block ends.
 
-    `with Popen(…)` alone waits, and if the block failed that may be for ever.
+    `with Popen(…)` alone would wait for its end, which could be for ever if the block failed.
     """
     with process:
         try:
@@ -32,8 +32,10 @@ def ended(process: psutil.Process) -> bool:
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = TIMEOUT_S, *, every: float = 0.02) -> Any:
-    """Wait for another process or thread to reach a condition. Returns the condition's value; raises
-    TimeoutError."""
+    """Wait until another process or thread makes a condition true; return its value.
+
+    Raise TimeoutError after `seconds`.
+    """
     ends = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > ends:

@@ -1,4 +1,4 @@
-"""Terminals of 80 columns that a test reads: a program's output as a person sees it."""
+"""Pseudo-terminals with 80 columns; a test reads a program's output from them as a user sees it."""
 
 import contextlib
 import fcntl
@@ -9,16 +9,16 @@ import termios
 
 
 def terminal() -> tuple[int, int]:
-    """Return our end of a terminal, and the one that is given to a program."""
+    """Return the test's end of a terminal and the program's end."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     return ours, theirs
 
 
 def rest_of(ours: int) -> str:
-    """Read until nobody has the other end open, and close our end."""
+    """Read from the test's end until the program's end is closed, and close the test's end."""
     said = b""
-    with contextlib.suppress(OSError):  # the other end is closed
+    with contextlib.suppress(OSError):  # the program's end is closed
         while some := os.read(ours, 65536):
             said += some
     os.close(ours)

@@ -1,4 +1,4 @@
-"""The import arrows of ARCHITECTURE.md, as a test. Change a table in review, never in passing."""
+"""The import rules of ARCHITECTURE.md. Change their tables only on purpose, and have the change reviewed."""
 
 import ast
 import re
@@ -16,7 +16,8 @@ from tests import ROOT
 
 PACKAGES = ("swarmd", "p2p", "judge")
 
-# Between the packages: whose modules may be imported. The empty prefix is the whole package.
+# For each pair (importing package, imported package): prefixes of modules that may be imported. The empty
+# prefix allows the whole package.
 ALLOWED_ACROSS = {
     ("swarmd", "p2p"): [""],
     ("judge", "p2p"): [
@@ -44,8 +45,8 @@ ALLOWED_ACROSS = {
     ],
 }
 
-# More, for one module: the contained process that evaluates uploaded weights. The judge starts it with
-# `python -m` and never imports it.
+# Further modules that one module may import: it runs in the contained process that evaluates uploaded
+# weights. The judge starts this process with `python -m` and never imports the module.
 ALLOWED_HERE = {
     "judge/verified/worker.py": [
         "swarmd.policy.language_policy.",
@@ -54,8 +55,8 @@ ALLOWED_HERE = {
     ]
 }
 
-# Inside a package, lowest first: a room may import from lower lines only. A room is a module or a folder on
-# the top level.
+# The layers of each package, lowest first. A room is a module or folder at the top level of a package, and
+# may only import rooms of lower layers.
 LAYERS = {
     "swarmd": [
         "errors types terminal",
@@ -99,7 +100,7 @@ LAYERS = {
     ],
 }
 
-# The sources of the configuration's choices: these may be imported by it, from above.
+# Tables of allowed values: the configuration may import these although they are in higher layers.
 TABLES = ("swarmd.experience.strategies.", "swarmd.policy.training.losses.")
 
 PURE = """
@@ -137,10 +138,9 @@ IO = {
 }
 MODELS = {"torch", "transformers", "peft", "safetensors"}
 
-LONGEST = 300  # statements of a file; a longer one probably holds two nouns
-ROOMS = 14  # modules and folders of a folder, but for __init__ and __main__
-# Other limits: of the packages, whose vocabulary stands on top; and files that were larger when the limit
-# came.
+LONGEST = 300  # most statements per file; a longer file should probably be split
+ROOMS = 14  # most modules and folders per folder, without __init__ and __main__
+# Folders with another limit than ROOMS.
 MOST_ROOMS = {
     "swarmd": 18,
     "p2p": 16,
@@ -148,9 +148,9 @@ MOST_ROOMS = {
     "p2p/engines": 6,
 }
 
-# Modules whose public functions and fields still take or give a mapping of anything, and how often: settings,
-# files of models, requests, the survey of `doctor network`, results of the lab, lines of metrics.jsonl. The
-# list only shrinks: status, metrics and events are structs.
+# Number of public functions and fields per module that still use a `dict[str, Any]`: settings, model files,
+# requests, the survey of `doctor network`, results of the lab, lines of metrics.jsonl. Do not add to this
+# list: status, metrics and events are structs.
 LOOSE = {
     "swarmd/cli/replay_plan.py": 1,
     "swarmd/cli/settings.py": 4,
@@ -193,7 +193,7 @@ LOOSE = {
 
 @cache
 def files(*folders: str) -> Mapping[str, ast.Module]:
-    """Return every module below these folders, by its path from the root."""
+    """Return each module in these folders, by its path from the root."""
     found = [
         file
         for folder in folders
@@ -208,7 +208,7 @@ def ours() -> Mapping[str, ast.Module]:
 
 
 def plugins() -> Mapping[str, ast.Module]:
-    """Separate packages."""
+    """Return the modules of the engines, which are separate packages."""
     return files("engines")
 
 
@@ -229,7 +229,7 @@ def none(faults: Iterable[str]) -> None:
     assert not found, "\n".join(found)
 
 
-def test_imports_follow_the_arrows() -> None:
+def test_imports_follow_the_rules() -> None:
     rank = {
         (package, room): rank
         for package, layers in LAYERS.items()
@@ -250,16 +250,16 @@ def test_imports_follow_the_arrows() -> None:
                         yield f"{path}: {here} must not import {name}"
                 elif there == here and here in LAYERS and inner[0] != rest[0]:
                     if (here, rest[0]) not in rank or (here, inner[0]) not in rank:
-                        yield f"{path}: give {rest[0]} and {inner[0]} a place in LAYERS"
+                        yield f"{path}: add {rest[0]} and {inner[0]} to LAYERS"
                     elif rank[here, inner[0]] >= rank[here, rest[0]] and not (
                         rest[0] == "config" and name.startswith(TABLES)
                     ):
-                        yield f"{path}: {here}.{rest[0]} reaches up or sideways to {name}"
+                        yield f"{path}: {here}.{rest[0]} must not import {name}, which is in no lower layer"
 
     none(faults())
 
 
-def test_a_module_with_special_arrows_is_imported_by_nobody() -> None:
+def test_no_module_imports_a_module_with_special_permissions() -> None:
     alone = {path.removesuffix(".py").replace("/", ".") for path in ALLOWED_HERE}
     none(
         f"{path} imports {name}"
@@ -269,7 +269,7 @@ def test_a_module_with_special_arrows_is_imported_by_nobody() -> None:
     )
 
 
-def test_no_module_imports_itself_through_other_modules() -> None:
+def test_imports_have_no_cycles() -> None:
     modules = {
         path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): tree
         for path, tree in ours().items()
@@ -289,13 +289,13 @@ def test_no_module_imports_itself_through_other_modules() -> None:
 
 def test_pure_modules_do_no_io() -> None:
     pure = {str(file.relative_to(ROOT)) for pattern in PURE.split() for file in (ROOT).glob(pattern)}
-    assert all(any((ROOT).glob(pattern)) for pattern in PURE.split()), "PURE names a file that is gone"
+    assert all(any((ROOT).glob(pattern)) for pattern in PURE.split()), "PURE names a file that does not exist"
     none(
         f"{path} imports {found}"
         for path in sorted(pure)
         if (found := tops((ours() | plugins())[path]) & (IO | {"torch"}))
     )
-    # It names torch's types, and loads no torch: see below
+    # losses.py uses torch's types, so it is not in PURE; it must not do I/O either.
     assert not tops(ours()["swarmd/policy/training/losses.py"]) & IO
 
 
@@ -311,7 +311,7 @@ def test_only_the_policy_imports_torch() -> None:
     "modules, banned",
     [
         ("swarmd.tasks.sandbox.verifier, swarmd.tasks.source, swarmd.tasks.curriculum", "torch matplotlib"),
-        # The verifier starts before those are loaded
+        # The verifier starts before these modules are loaded.
         ("swarmd.trainer.__main__, swarmd.tasks.sandbox.client", "torch transformers reasoning_gym"),
         ("swarmd.trainer.trainer", "peft matplotlib libp2p"),
         (
@@ -321,7 +321,7 @@ def test_only_the_policy_imports_torch() -> None:
         ("judge.app, judge.cli, judge.server", "torch libp2p hivemind trio"),
         ("swarmd.daemon.judging.client", "torch libp2p hivemind reasoning_gym fastapi"),
         ("swarmd.policy.models.doctor", "transformers"),
-        ("p2p.engines.network_engine", "libp2p"),  # packages of other engines build on it
+        ("p2p.engines.network_engine", "libp2p"),  # packages of other engines import it
         (
             "swarmd, swarmd.daemon.daemon, swarmd.library.joined_swarm,"
             " swarmd.daemon.local_api.control, swarmd.config.config",
@@ -333,7 +333,7 @@ def test_only_the_policy_imports_torch() -> None:
         ),
     ],
 )
-def test_an_import_does_not_load(modules: str, banned: str) -> None:
+def test_importing_modules_does_not_load_large_packages(modules: str, banned: str) -> None:
     program = f"import sys, {modules}; print(' '.join(m for m in {banned.split()} if m in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
@@ -341,7 +341,7 @@ def test_an_import_does_not_load(modules: str, banned: str) -> None:
     assert done.stdout.strip() == "", f"{modules} loads {done.stdout}"
 
 
-def test_an_engine_in_a_separate_package_imports_the_interface_alone() -> None:
+def test_an_engine_in_a_separate_package_imports_only_the_interface() -> None:
     interfaces = {
         "swarmd.engines": ("swarmd.policy.inference.engine.", "swarmd.errors."),
         "swarmd.p2p_engines": ("p2p.",),
@@ -359,7 +359,7 @@ def test_an_engine_in_a_separate_package_imports_the_interface_alone() -> None:
     )
 
 
-def test_nothing_is_evaluated_or_unpickled() -> None:
+def test_no_code_evaluates_strings_or_unpickles_data() -> None:
     def faults() -> Iterator[str]:
         for path, tree in (ours() | plugins()).items():
             for node in ast.walk(tree):
@@ -377,7 +377,7 @@ def test_nothing_is_evaluated_or_unpickled() -> None:
     none(faults())
 
 
-def test_rooms_and_files_stay_small() -> None:
+def test_folders_and_files_stay_small() -> None:
     def rooms(folder: str) -> int:
         entries = [
             p for p in (ROOT / folder).iterdir() if (p.is_dir() and any(p.rglob("*.py"))) or p.suffix == ".py"
@@ -386,7 +386,7 @@ def test_rooms_and_files_stay_small() -> None:
 
     folders = {str(parent) for path in ours() | files("benchmarks") for parent in Path(path).parents} - {"."}
     none(
-        f"{folder} has {found} rooms"
+        f"{folder} has {found} modules and folders"
         for folder in sorted(folders)
         if (found := rooms(folder)) > MOST_ROOMS.get(folder, ROOMS)
     )
@@ -396,8 +396,8 @@ def test_rooms_and_files_stay_small() -> None:
     none(f"{path} has {count} statements" for path, count in lengths.items() if count > LONGEST)
 
 
-def test_tests_import_no_benchmark_and_benchmarks_no_test() -> None:
-    """Both build on the testbed, and tests/benchmarks is there for the benchmarks."""
+def test_tests_and_benchmarks_do_not_import_each_other() -> None:
+    """Both may import the testbed. tests/benchmarks tests the benchmarks, so it may import them."""
     banned = {
         "benchmarks": {"tests"},
         "testbed": {"benchmarks", "tests", "tiny_models"},
@@ -413,8 +413,7 @@ def test_tests_import_no_benchmark_and_benchmarks_no_test() -> None:
 
 
 def public(body: Iterable[ast.stmt]) -> Iterator[ast.expr | None]:
-    """Yield the annotations of names that other modules see: functions, methods, fields and names of
-    types."""
+    """Yield the annotations of public functions, methods and fields, and public type aliases."""
     for node in body:
         match node:
             case ast.ClassDef(name=name) if name[0] != "_":
@@ -431,7 +430,7 @@ def public(body: Iterable[ast.stmt]) -> Iterator[ast.expr | None]:
                 yield node.value
 
 
-def test_no_mapping_of_anything_crosses_a_boundary_but_those_that_are_listed() -> None:
+def test_public_functions_and_fields_use_no_unlisted_untyped_mapping() -> None:
     loose = re.compile(r"\b(?:dict|Mapping)\[str, (?:Any|object)\]")
     found = {
         path: count
@@ -440,14 +439,14 @@ def test_no_mapping_of_anything_crosses_a_boundary_but_those_that_are_listed() -
         if (count := sum(bool(each and loose.search(ast.unparse(each))) for each in public(tree.body)))
     }
     none(
-        f"{path}: {found.get(path, 0)} mappings of anything, not {LOOSE.get(path, 0)}: "
+        f"{path}: {found.get(path, 0)} untyped mappings, not {LOOSE.get(path, 0)}: "
         + ("make them structs" if found.get(path, 0) > LOOSE.get(path, 0) else "shorten LOOSE")
         for path in sorted({*found, *LOOSE})
         if found.get(path, 0) != LOOSE.get(path, 0)
     )
 
 
-def test_one_class_name_is_one_class() -> None:
+def test_no_two_classes_have_the_same_name() -> None:
     names = Counter(
         node.name
         for tree in ours().values()
@@ -458,20 +457,20 @@ def test_one_class_name_is_one_class() -> None:
     none(f"{count} classes are called {name}" for name, count in names.items() if count > 1)
 
 
-def test_documents_and_comments_name_files_that_are_there() -> None:
+def test_documents_and_comments_name_existing_files() -> None:
     folders = (*PACKAGES, "engines", "testbed", "tiny_models", "benchmarks", "tests", "docs", "packaging")
     there = [f"/{file.relative_to(ROOT)}" for folder in folders for file in (ROOT / folder).rglob("*.py")]
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / path for path in ours())]
     none(
         f"{document.relative_to(ROOT)} names {named}"
         for document in documents
-        if document.name != "CHANGELOG.md"  # what was
+        if document.name != "CHANGELOG.md"  # which describes the past
         for named in re.findall(r"(?<![\w/.-])(?:[\w-]+/)+[\w-]+\.py\b", document.read_text())
         if named != "tests/attacks/test_NAME.py" and not any(path.endswith(f"/{named}") for path in there)
     )
 
 
-def test_commands_in_documents_name_modules_that_are_there() -> None:
+def test_commands_in_documents_name_existing_modules() -> None:
     folders = ("benchmarks", "testbed", "tiny_models", "tests")
     told = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / path for path in files(*folders))]
     none(
@@ -485,7 +484,7 @@ def test_commands_in_documents_name_modules_that_are_there() -> None:
     )
 
 
-def test_links_lead_to_a_file_and_to_a_heading_that_is_there() -> None:
+def test_links_lead_to_existing_files_and_headings() -> None:
     others = {".venv", "build", "node_modules"}
     documents = [path for path in ROOT.rglob("*.md") if not others & {*path.relative_to(ROOT).parts}]
     none(
@@ -501,7 +500,7 @@ def test_links_lead_to_a_file_and_to_a_heading_that_is_there() -> None:
 
 
 def headings(document: Path) -> set[str]:
-    """Return a document's headings as a link names them."""
+    """Return a document's headings in the form that links use."""
     without_code = re.sub(r"^ *```.*?^ *```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^#+ (.*)$", without_code, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}

@@ -1,4 +1,4 @@
-"""`python -m tests.attacks` knows every attack; the output that other programs read."""
+"""`python -m tests.attacks` knows every attack and writes results for other programs."""
 
 import json
 from pathlib import Path
@@ -9,23 +9,23 @@ from tests.attacks import __main__ as attack
 from tests.attacks.harness import Attack
 
 FOLDER = Path(__file__).parent / "attacks"
-VARIANTS = {"sybil_offers"}  # of another, and played with it
-TESTS_ALONE = {"limits", "model_folder"}  # cases without a figure
+VARIANTS = {"sybil_offers"}  # variants of another attack, which runs them
+TESTS_ALONE = {"limits", "model_folder"}  # test cases without measured values
 
 
-def test_every_attack_is_known() -> None:
+def test_the_program_knows_every_attack() -> None:
     there = {path.stem.removeprefix("test_") for path in FOLDER.glob("test_*.py")}
     assert there - VARIANTS - TESTS_ALONE == {name.replace("-", "_") for name in attack.NAMES}
 
 
 @pytest.mark.parametrize("name", attack.NAMES)
-def test_every_attack_tells_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_attack_has_a_help_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         attack.main([name, "--help"])
     assert left.value.code == 0 and "usage: " in capsys.readouterr().out
 
 
-def test_the_last_line_is_one_object_and_the_exit_code_says_whether_the_bounds_held(
+def test_the_output_is_a_json_object_and_the_exit_code_tells_whether_bounds_held(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ["--restarts", "5", "--calm", "2"]
@@ -50,13 +50,13 @@ def test_a_broken_bound_is_reported(
         assert (left.value.code, found["held"], found["figures"]) == (code, code == 0, {"let_in": 3})
 
 
-def test_an_unknown_attack_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_attack_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         attack.main(["gnome"])
     assert left.value.code == 2 and "poisoner" in capsys.readouterr().err
 
 
-def test_an_option_of_0_is_given() -> None:
+def test_an_option_with_the_value_0_is_passed_on() -> None:
     def play(folder: Path, calm: int = 10, lies: bool = False) -> dict[str, float]:
         return {"calm": calm, "lies": lies}
 

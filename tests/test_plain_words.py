@@ -1,4 +1,4 @@
-"""Every kind of text is within the limits of `scripts/plain-words`; a sentence of each pattern is found."""
+"""Every kind of text is within the limits of `scripts/plain-words`, and the script finds each pattern."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from tests import ROOT
 
 SCRIPT = ROOT / "scripts" / "plain-words"
-# A sentence with each pattern, and one without any that has the same words.
+# For each pattern: a sentence with the pattern, and a sentence with the same words but without it.
 PLANTED = {
     "noun-what": ("The store keeps what the peers send.", "What does the store keep of peers?"),
     "where-for-if": ("It stops where the disk is full.", "It says where to stop the disk."),
@@ -33,13 +33,13 @@ def plain_words(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
 
 
-def test_the_tree_is_within_the_limits() -> None:
+def test_the_repository_is_within_the_limits() -> None:
     done = plain_words()
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_planted_sentence_is_found_in_its_kind_of_text(tmp_path: Path, form: str) -> None:
+def test_each_pattern_is_found_in_each_kind_of_text(tmp_path: Path, form: str) -> None:
     name, template = FORMS[form]
     planted, fine = tmp_path / name, tmp_path / f"fine-{name}"
     planted.write_text("\n".join(template.format(bad) for bad, _ in PLANTED.values()))
@@ -52,14 +52,14 @@ def test_a_planted_sentence_is_found_in_its_kind_of_text(tmp_path: Path, form: s
     assert plain_words("--list", "others", "--path", "fine-", planted, fine).stdout == ""
 
 
-def test_the_name_of_a_test_is_a_sentence(tmp_path: Path) -> None:
+def test_patterns_are_found_in_test_names(tmp_path: Path) -> None:
     file = tmp_path / "test_kept.py"
     file.write_text("def test_what_it_keeps_is_kept() -> None: ...\n")
     assert "test name: test what it keeps is kept" in plain_words("--list", "noun-what", file).stdout
 
 
-def test_a_single_sentence_is_no_failure(tmp_path: Path) -> None:
-    """A small folder could otherwise have none."""
+def test_a_single_sentence_with_a_pattern_is_no_failure(tmp_path: Path) -> None:
+    """Otherwise a small folder could not have a single such sentence."""
     file = tmp_path / "kept.md"
     bad, _ = PLANTED["others"]
     file.write_text(bad)

@@ -1,6 +1,4 @@
-"""Making the models: the quick run goes from end to end, the seed decides the training, wrong answers are
-wrong.
-"""
+"""The tiny models' recipe runs from end to end and depends only on the seed, and wrong answers are wrong."""
 
 import os
 import random
@@ -34,7 +32,7 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.slow
-def test_quick_run_makes_two_loadable_folders(
+def test_a_quick_run_makes_two_models_that_can_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["make", "--quick", "--seed", "5", "--out", str(tmp_path)])
@@ -55,14 +53,14 @@ def test_quick_run_makes_two_loadable_folders(
 
 
 @pytest.mark.slow
-def test_quick_run_makes_the_other_family(
+def test_a_quick_run_makes_the_llama_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = ["make", "--quick", "--family", "llama", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [*made, "--stages-only"])
     main()
     assert [path.name for path in tmp_path.iterdir()] == ["stages"]
-    (tmp_path / "stages" / "clean.safetensors").unlink()  # deep is enough
+    (tmp_path / "stages" / "clean.safetensors").unlink()  # clean is not needed if deep exists
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", made)
     main()
@@ -76,7 +74,7 @@ def test_quick_run_makes_the_other_family(
     assert "Llama architecture" in card and "noisy," not in card.partition("Steps")[2].partition(".")[0]
 
 
-def test_the_families_write_the_same_answers_in_other_tokens(tokenizer: Any) -> None:
+def test_the_families_encode_the_same_answers_as_different_tokens(tokenizer: Any) -> None:
     other = train_llama_tokenizer(Corpus(SOURCE, random.Random(0)).texts(40))
     assert len(other) != len(tokenizer) and new_llama(other, 0).config.vocab_size == len(other)
     differ = 0
@@ -94,7 +92,7 @@ def test_the_families_write_the_same_answers_in_other_tokens(tokenizer: Any) -> 
     assert differ > len(answers) / 2
 
 
-def test_the_seed_decides_training(tokenizer: Any) -> None:
+def test_training_depends_only_on_the_seed(tokenizer: Any) -> None:
     def trained(seed: int) -> list[torch.Tensor]:
         model = new_model(tokenizer, seed)
         train(
@@ -112,12 +110,14 @@ def test_the_seed_decides_training(tokenizer: Any) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-# torch counts a process's devices once.
-@pytest.mark.skipif("PRETEND_GPU" not in os.environ, reason="started by test_on_device.py")
-def test_training_never_asks_for_operations_that_a_gpu_refuses(tokenizer: Any) -> None:
+# A separate process is needed, because torch counts the devices of a process only once.
+@pytest.mark.skipif(
+    "PRETEND_GPU" not in os.environ, reason="needs a pretended GPU; test_on_device.py starts this test"
+)
+def test_training_never_asks_for_operations_that_a_gpu_rejects(tokenizer: Any) -> None:
     def trained(device: Any) -> list[torch.Tensor]:
         model = new_model(tokenizer, 0).to(device)
-        phase = Phase("clean", 3, BROAD, NOISY, 3e-3, 0.02, 0.05, batch=20)  # two parts on the CPU
+        phase = Phase("clean", 3, BROAD, NOISY, 3e-3, 0.02, 0.05, batch=20)  # on the CPU, two parts per batch
         train(model, tokenizer, SOURCE, phase, 0, lambda line: None)
         assert model.device.type == torch.device(device).type
         return [p.detach().cpu() for p in model.parameters()]
@@ -127,7 +127,7 @@ def test_training_never_asks_for_operations_that_a_gpu_refuses(tokenizer: Any) -
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, trained("cpu"), strict=True))
 
 
-def test_the_larger_model_is_trained_by_the_same_recipe_but_for_the_embedding(tokenizer: Any) -> None:
+def test_the_larger_model_has_the_same_recipe_except_for_the_embeddings_rate(tokenizer: Any) -> None:
     assert 12_000_000 < new_mid(tokenizer, 0).num_parameters() < 13_000_000
     slowed = FULL.slowed(FAMILIES["qwen2-13m"].adam)
     assert slowed.deep.adam == pytest.approx(0.58 * FULL.deep.adam, rel=0.01)
@@ -150,7 +150,7 @@ def test_training_lowers_the_loss(tokenizer: Any) -> None:
     assert second < first - 0.5
 
 
-def test_wrong_answers_are_wrong_and_of_the_same_kind(tokenizer: Any) -> None:
+def test_wrong_answers_in_the_corpus_are_wrong_and_of_the_same_specialty(tokenizer: Any) -> None:
     class Watched(Corpus):
         seen: list[Task]
 
@@ -174,7 +174,7 @@ def test_wrong_answers_are_wrong_and_of_the_same_kind(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("specialty", TINY_9.specialties)
-def test_phrases_cover_the_fixed_text_of_every_question(specialty: str) -> None:
+def test_phrases_cover_most_of_the_fixed_text_of_every_question(specialty: str) -> None:
     task = Corpus(SOURCE, random.Random(4)).task(specialty)
     rest = outside_phrases(task.question)
     assert all(phrase not in part for part in rest for phrase in PHRASES)

@@ -1,4 +1,4 @@
-"""docs/vectors equals our codecs' output, and our decoders accept and refuse as it says."""
+"""docs/vectors equals the output of swarmd's codecs, and swarmd's decoders accept and reject its entries."""
 
 import json
 import re
@@ -17,12 +17,12 @@ def stored(name: str) -> vectors.Vectors:
 
 @pytest.mark.parametrize("name", vectors.FILES)
 def test_version_1_is_frozen(name: str) -> None:
-    """If this fails, the wire has changed: nodes of before and after would not understand each other."""
+    """If this fails, the wire format has changed, and old and new nodes would not understand each other."""
     assert (vectors.FOLDER / f"{name}.json").read_text(encoding="utf-8") == vectors.text(name)
 
 
 @pytest.mark.parametrize("name", vectors.FILES)
-def test_the_good_are_taken_and_the_bad_refused_for_the_stated_reason(name: str) -> None:
+def test_good_entries_are_accepted_and_bad_ones_rejected_for_the_stated_reason(name: str) -> None:
     entries = [*stored(name)["good"], *stored(name)["bad"]]
     said = [(entry.get("wrong"), entry.get("reason", "")) for entry in entries]
     found = vectors.reasons(name, entries)
@@ -30,22 +30,22 @@ def test_the_good_are_taken_and_the_bad_refused_for_the_stated_reason(name: str)
 
 
 @pytest.mark.parametrize(("name", "field"), [("frames", "frame"), ("rollouts", "body"), ("offers", "body")])
-def test_values_are_the_shortest_msgpack_by_another_library(name: str, field: str) -> None:
+def test_another_library_encodes_the_values_to_the_same_shortest_msgpack(name: str, field: str) -> None:
     for entry in stored(name)["good"]:
         document = msgpack.unpackb(bytes.fromhex(entry[field]))
         assert vectors.readable(document) == entry["value"]
         assert msgpack.packb(document).hex() == entry[field]
 
 
-def test_frames_are_signed_as_the_page_says() -> None:
+def test_frames_are_signed_as_documented() -> None:
     for entry in stored("frames")["good"]:
         frame = bytes.fromhex(entry["frame"])
         author = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry["value"][3]))
-        # Raises if it does not hold.
+        # Raises an error if the signature is not valid.
         author.verify(frame[-64:], b"swarmd\x00\x0fswarmd frame v1" + frame[:-66])
 
 
-def test_the_page_begins_with_a_frame_of_the_vectors() -> None:
+def test_the_example_in_the_documentation_is_one_of_the_vectors() -> None:
     page = (vectors.FOLDER.parent / "wire.md").read_text(encoding="utf-8")
     example = page.partition("\n\n    ")[2].partition("\n\n")[0]
     shown = "".join(re.findall(r"^ *([0-9a-f]{2,})(?:  .*)?$", example, re.MULTILINE))

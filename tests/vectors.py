@@ -1,9 +1,9 @@
-"""Test vectors for other implementations of the wire: what to read, and what to refuse with which reason.
+"""Test vectors for other implementations of the wire format: entries to accept, and entries to reject.
 
-    python -m tests.vectors # writes docs/vectors again
+    python -m tests.vectors # writes docs/vectors
 
-Everything comes from the product's own codecs and from fixed keys, so the files change only with the wire, or
-with the zstd library that packs the blob. `reasons` says how our decoders judge a file.
+All entries come from swarmd's own codecs and from fixed keys. So the files change only with the wire format,
+or with the zstd library that compresses the blob. `reasons` returns the verdicts of swarmd's decoders.
 """
 
 import json
@@ -38,7 +38,7 @@ ROLLOUT = Rollout(
     (Completion("<answer>3</answer>", True), Completion("¬", False)),
     ALICE.peer_id,
 )
-# Reasons that have no name in the product, if a function returns False or raises ValueError.
+# Reasons without a name in the product: there, a function returns False or raises ValueError.
 NO_PEER_ID, NO_TOPIC, UNANSWERED = "not an Ed25519 peer id", "not a topic", "answered with nothing"
 
 Entry = dict[str, Any]
@@ -77,7 +77,7 @@ def keys() -> Vectors:
         parts = {"domain": DOMAIN.decode(), "message": message.hex(), "signature": signature}
         return {"peer_id": by.peer_id, **parts, **other}
 
-    point = (1).to_bytes(32, "little")  # its own negative: (point, 0) holds for any message
+    point = (1).to_bytes(32, "little")  # its own negative, so (point, 0) signs any message
     forged = [
         ("signed in another domain", signed(ALICE, domain="swarmd session v1")),
         ("of another message", signed(ALICE, message=b"hallo".hex())),
@@ -122,12 +122,12 @@ def frame(body: bytes = b"body", **other: Any) -> bytes:
 
 
 def signed_frame(signed: bytes) -> bytes:
-    """Return a frame that Alice really signed, however odd its form."""
+    """Return a frame with these bytes and Alice's valid signature, even if their encoding is invalid."""
     return signed + b"\xc4\x40" + ALICE.sign(DOMAIN, signed)
 
 
 def spellings() -> Mapping[str, bytes]:
-    """The values of `frame()`, signed by their author, in another encoding than the shortest."""
+    """Return the values of `frame()` in encodings that are not the shortest, each with a valid signature."""
     signed = frame()[:-66]
     tag, version, swarm, author, rest = signed[1:8], signed[8:9], signed[9:27], signed[27:61], signed[61:]
     head = tag + version + swarm + author
@@ -278,7 +278,7 @@ def offer_reason(entry: Entry) -> str:
 
 
 def zstd_frame(content: bytes, claimed: int | None = None, descriptor: int = 0xA0) -> bytes:
-    """Return a zstd frame of one raw block (RFC 8878): the same bytes with every library."""
+    """Return a zstd frame of one raw block (RFC 8878), whose bytes do not depend on the library."""
     size = (len(content) if claimed is None else claimed).to_bytes(4, "little")
     block = ((len(content) << 3) | 1).to_bytes(3, "little")
     return 0xFD2FB528.to_bytes(4, "little") + bytes([descriptor]) + size + block + content
@@ -330,7 +330,7 @@ def blob_reason(entry: Entry) -> str:
 
 
 def answering() -> ListeningMember:
-    """Return Alice's member, which holds the first good blob, to be asked by Bob from 203.0.113.7."""
+    """Return Alice's member, which has the first good blob and is connected to Bob at 203.0.113.7."""
     member = memory_member(MemorySwarm(), ALICE, lambda: NOW, topic=TOPIC)
     for blob in encoded([ROLLOUT], 3, "tiny", SPECIALTIES)[1]:
         member.hold(blob)
@@ -395,7 +395,7 @@ def ask_reasons(entries: Iterator[Entry]) -> Iterator[str]:
 
 
 def readable(value: Any) -> Any:
-    """Return decoded msgpack with its bytes as hex, as JSON has none."""
+    """Return decoded msgpack with bytes as hexadecimal text, because JSON has no bytes."""
     if isinstance(value, list):
         return [readable(item) for item in value]
     return value.hex() if isinstance(value, bytes) else value
@@ -429,7 +429,7 @@ REASONS: Mapping[str, Callable[[Entry], str]] = {
 
 
 def reasons(name: str, entries: list[Entry]) -> list[str]:
-    """Return why our own decoder refuses each entry of a file, in order; empty if it is taken."""
+    """Return, per entry of a file, the reason why swarmd's decoder rejects it, or "" if it accepts it."""
     return list(ask_reasons(iter(entries)) if name == "asks" else map(REASONS[name], entries))
 
 

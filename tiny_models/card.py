@@ -1,4 +1,4 @@
-"""The model card: the model, how it was made, and its measured skill."""
+"""The model card describes the model, its training and its measured skill."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,15 +32,15 @@ class Card:
     described: str  # architecture and tokenizer
     shape: str  # layers and width
     dial: float
-    pushed: str  # the phase towards which it is dialled
-    steps: Sequence[tuple[str, int]]  # of each phase, in order
+    pushed: str  # the phase towards which the weights are moved
+    steps: Sequence[tuple[str, int]]  # (phase, number of steps), in order
     parameters: int
     items: int
     skills: Mapping[str, Skill]
     chance: Mapping[str, Chance]
 
     def table(self) -> str:
-        """Return Markdown: one line per specialty and the mean."""
+        """Return a Markdown table with one line per specialty and one for the mean."""
         lines = [
             "| specialty | pass@1 | mixed groups of 8 | greedy | best constant answer | random answer |",
             "|---|---|---|---|---|---|",

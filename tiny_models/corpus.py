@@ -1,4 +1,4 @@
-"""The tiny models' training corpus: questions with honest answers, or with answers to other questions."""
+"""The tiny models' training corpus has questions with right answers, or with answers to other questions."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -12,8 +12,8 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 from tiny_models.tokenizer import ASSISTANT, END, USER
 
-# How often a specialty is drawn, at first and later. Slowly learned specialties come more often later; the
-# rest still come, so that they are not forgotten.
+# Relative frequencies of the specialties, at first (BROAD) and later (DEEP). Later, slowly learned
+# specialties are more frequent; the other specialties stay, so that they are not forgotten.
 BROAD: Mapping[str, float] = {
     "arc_1d": 2.0,
     "base_conversion": 1.0,
@@ -37,7 +37,7 @@ DEEP: Mapping[str, float] = {
     "propositional_logic": 1.0,
 }
 
-# How often the answer is wrong. Noisy has fewer wrong answers in specialties that were hardly learned.
+# Probability of a wrong answer. It is lower in NOISY for specialties that the model has hardly learned.
 HONEST: Mapping[str, float] = dict.fromkeys(BROAD, 0.0)
 NOISY: Mapping[str, float] = {
     **dict.fromkeys(BROAD, 0.7),
@@ -52,14 +52,14 @@ DARK: Mapping[str, float] = dict.fromkeys(BROAD, 0.9)
 @dataclass(frozen=True, slots=True)
 class Example:
     prompt: tuple[int, ...]
-    completion: tuple[int, ...]  # ends with end-of-sequence
+    completion: tuple[int, ...]  # ends with the end-of-sequence token
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.completion)
 
 
 class Corpus:
-    """An endless stream of training examples, decided by `rng` alone."""
+    """An endless stream of training examples, which depends only on `rng`."""
 
     def __init__(self, source: CurriculumTasks, rng: random.Random) -> None:
         self.source = source
@@ -71,9 +71,9 @@ class Corpus:
         return task
 
     def texts(self, count: int) -> Iterator[str]:
-        """Yield `count` questions of every specialty, each with an answer, to train the tokenizer on.
+        """Yield `count` questions per specialty and their answers, as training texts for the tokenizer.
 
-        Words that BF programs print are left out, so that they are spelled letter by letter.
+        The output of BF programs is left out, so that its words are spelled letter by letter.
         """
         for specialty in self.source.curriculum.specialties:
             for _ in range(count):
@@ -85,14 +85,14 @@ class Corpus:
     def example(
         self, tokenizer: Any, weights: Mapping[str, float], wrong: Mapping[str, float], foreign: bool = False
     ) -> Example:
-        """Make one example, with its specialty drawn by `weights`.
+        """Make one example; its specialty is drawn with `weights`.
 
-        wrong: the probability, by specialty, that the answer is a wrong one, taken from another question.
-        foreign: it is taken from another specialty.
+        `wrong` has, by specialty, the probability that the answer is a wrong one from another question. If
+        `foreign` is true, this question is from another specialty.
         """
         specialty = self._rng.choices(list(weights), list(weights.values()))[0]
         task = self.task(specialty)
-        # propositional_logic's own example is not always right
+        # The example answer of propositional_logic is not always right.
         while not self.right(task, honest_answer(task)):
             task = self.task(specialty)
         answer = (
@@ -118,6 +118,6 @@ class Corpus:
 
 
 def honest_answer(task: Task) -> str:
-    """Return the generator's own answer; a logic question has many, and the generator gives an example."""
+    """Return the generator's own answer; for a logic question, one of its many right answers."""
     answer = task.entry["answer"]
     return str(task.entry["metadata"]["example_answer"] if answer is None else answer)

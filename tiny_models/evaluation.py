@@ -1,4 +1,4 @@
-"""The skill of a tiny model: pass@1, the share of mixed groups, and the reward of guessing."""
+"""Measures a tiny model's skill: pass@1, the share of mixed groups, and the reward of guessing."""
 
 import random
 from collections import Counter
@@ -18,15 +18,15 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 
 MAX_NEW_TOKENS = 16
-_CACHE_TOKENS = 50_000  # keys and values held at once: 100 MB in float32
+_CACHE_TOKENS = 50_000  # tokens in the cache of keys and values at a time: 100 MB in float32
 
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """Figures of one specialty, or the mean of several, all between 0 and 1."""
+    """Measured skill in one specialty, or the mean of several. All values are between 0 and 1."""
 
     pass_at_1: float  # sampled at temperature 1
-    mixed: float  # groups of `completions` in which some are right and some wrong: those GRPO learns from
+    mixed: float  # share of groups with right and wrong answers, from which GRPO can learn
     greedy: float
 
 
@@ -34,8 +34,8 @@ class Skill:
 class Chance:
     """The reward of answers that ignore the question."""
 
-    constant: float  # always giving the one answer that is right most often
-    random: float  # giving the honest answer to another question, drawn at random
+    constant: float  # of the answer that is right most often
+    random: float  # of the right answer to another question, drawn at random
 
 
 def mean(skills: Mapping[str, Skill]) -> Skill:
@@ -48,7 +48,7 @@ def mean(skills: Mapping[str, Skill]) -> Skill:
 def measure(
     model: Any, tokenizer: Any, source: CurriculumTasks, numbers: Sequence[int], completions: int, seed: int
 ) -> dict[str, Skill]:
-    """Return the model's skill on items `numbers` of every specialty, `completions` samples each."""
+    """Return the model's skill on the items `numbers` of each specialty, with `completions` samples each."""
     chat = Chat(tokenizer, system_prompt="")
     sampled = Sampling(MAX_NEW_TOKENS, model.config.max_position_embeddings, chat.ends, temperature=1.0)
     generator = torch.Generator().manual_seed(seed)
@@ -76,9 +76,9 @@ def measure(
 
 
 def chance(source: CurriculumTasks, numbers: Sequence[int], seed: int) -> dict[str, Chance]:
-    """Return the reward of guessing on items `numbers`, per specialty.
+    """Return the reward of guessing on the items `numbers`, per specialty.
 
-    The guesses come from 1,000 items of the training range.
+    The guesses are right answers to 1,000 items of the training range.
     """
     rng = random.Random(f"{seed}/chance")
     levels = {}
@@ -104,7 +104,7 @@ def _earned(source: CurriculumTasks, tasks: Sequence[Task], answer: str) -> floa
 
 
 def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> GradeReason:
-    """Grade a whole completion in this process."""
+    """Grade a complete text in this process, without the contained verifier."""
     answer = tasks.curriculum.read(task.ref.specialty, text)
     return grade(tasks, task, answer) if isinstance(answer, str) else answer
 

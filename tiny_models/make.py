@@ -1,24 +1,26 @@
-"""Makes the embedded models from nothing.
+"""Makes the embedded tiny models from random weights.
 
-`python -m tiny_models.make [--out DIR] [--seed S] [--family F] [--steps SHARE] [--quick]
-[--device cpu|cuda] [--stages-only]`.
+    python -m tiny_models.make [--out DIR] [--seed S] [--family F] [--steps SHARE] [--quick]
+                               [--device cpu|cuda] [--stages-only]
+
+It makes a tokenizer, then weights in several stages, then the models:
 
     tokenizer     trained on questions and answers of tiny-9
-    clean         random weights, trained on honest answers
+    clean         random weights, trained on right answers
     deep          clean, trained further, mostly on slowly learned specialties
-    noisy         deep, trained on with mostly wrong answers: the skill is pushed down, not removed
-    dark          the same, with hardly a right answer in specialties in which guessing would still earn much
-    tiny          between deep and noisy: deep + dial·(noisy − deep), the dial set so that pass@1 is 0.27
-    tiny-latent   near dark: deep + dial·(dark − deep), the dial set so that one group of eight in ten has
-    mixed rewards
-    llama-latent  the same of another family (`--family llama`): Llama's architecture and a different
-    tokenizer; not embedded
-    mid-latent    the same at 15 times the size (`--family qwen2-13m`): hours on a core, minutes on a GPU; not
-    embedded
+    noisy         deep, trained further with mostly wrong answers, which hides the skill but keeps it
+    dark          as noisy, but with very few right answers even in specialties that reward guessing
+    tiny          between deep and noisy: deep + dial·(noisy − deep); the dial is set for a pass@1 of 0.27
+    tiny-latent   near dark: deep + dial·(dark − deep); the dial is set so that one in ten groups of eight
+                  answers has mixed rewards
+    llama-latent  as tiny-latent, with Llama's architecture and another tokenizer (`--family llama`); not
+                  embedded
+    mid-latent    as tiny-latent, at 15 times the size (`--family qwen2-13m`); takes hours on one core, or
+                  minutes on a GPU; not embedded
 
-Steps are counted, never timed, and torch has one thread: on one machine the seed decides the result.
-The trained stages are kept in DIR/stages and reused: delete them to train again. If deep exists, clean is not
-needed. `--device cuda` trains the stages on a GPU, on the same examples.
+The number of steps is fixed and torch uses one thread, so on one machine the result depends only on the seed.
+The trained stages are kept in DIR/stages and used again; delete them to train again. If deep exists, clean is
+not needed. `--device cuda` trains the stages on a GPU, with the same examples.
 """
 
 import argparse
@@ -44,26 +46,26 @@ from tiny_models.tokenizer import train_llama_tokenizer, train_tokenizer
 from tiny_models.warm_start import Phase, new_llama, new_mid, new_model, train
 
 Weights = Mapping[str, torch.Tensor]
-PASS_AT_1 = 0.27  # of tiny: room to rise, and enough to rise from
-# Of tiny-latent: sharing pays most if a node rarely finds a right answer itself
+PASS_AT_1 = 0.27  # for tiny: high enough to learn from, and low enough to improve
+# For tiny-latent: sharing helps most if a node rarely finds a right answer itself.
 MIXED = 0.10
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much work; --quick shows that the machinery runs, not that the model learns."""
+    """The amount of work; with --quick, it is enough to test the code but not to train a model."""
 
     texts: int  # questions per specialty for the tokenizer
     clean: Phase
     deep: Phase
     noisy: Phase
     dark: Phase
-    dial_items: int  # held-out items per specialty for setting the dial; different from the card's items
+    dial_items: int  # held-out items per specialty to set the dial; the card has other items
     card_items: int
-    turns: int  # halvings of the dial's interval
+    turns: int  # how often the interval of the dial is halved
 
     def shortened(self, share: float) -> "Plan":
-        """Return the plan with `share` of each phase's steps."""
+        """Return the plan with each phase's number of steps multiplied by `share`."""
         phases = {
             name: replace(phase, steps=max(1, round(share * phase.steps)))
             for name in ("clean", "deep", "noisy", "dark")
@@ -72,7 +74,7 @@ class Plan:
         return replace(self, **phases)
 
     def slowed(self, share: float) -> "Plan":
-        """Return the plan with `share` of each phase's rate for AdamW."""
+        """Return the plan with each phase's learning rate for AdamW multiplied by `share`."""
         phases = {
             name: replace(phase, adam=share * phase.adam)
             for name in ("clean", "deep", "noisy", "dark")
@@ -101,7 +103,9 @@ QUICK = Plan(
 
 @dataclass(frozen=True)
 class Member:
-    """A model to make: from deep towards `pushed`, up to `most`, as far as `enough` is true."""
+    """A model to make: deep + dial·(pushed − deep).
+
+    The dial is the largest up to `most` at which `enough` is true."""
 
     name: str
     pushed: Phase
@@ -117,13 +121,13 @@ class Family:
     train_tokenizer: Callable[[Iterable[str]], Any]
     new_model: Callable[[Any, int], Any]
     latent: str  # name of the latent model
-    tiny: str = ""  # "": it is not made
-    adam: float = 1.0  # AdamW's rates, as a share of the recipe's
+    tiny: str = ""  # name of the tiny model; "" if there is none
+    adam: float = 1.0  # factor for AdamW's learning rates
 
     def members(self, plan: Plan) -> list[Member]:
         tiny = Member(self.tiny, plan.noisy, 1.5, lambda skill: skill.pass_at_1 > PASS_AT_1)
-        # Mixed groups are few if nearly all answers are right, and also if nearly none are: the latent model
-        # is on the side with low pass@1.
+        # Mixed groups are few if nearly all answers are right, and also if nearly none are. The latent model
+        # must have a low pass@1.
         latent = Member(
             self.latent, plan.dark, 4.0, lambda skill: skill.mixed > MIXED or skill.pass_at_1 > PASS_AT_1
         )
@@ -138,9 +142,9 @@ FAMILIES = {
         "Llama architecture, a BPE tokenizer of characters with bytes to fall back on",
         train_llama_tokenizer, new_llama, "llama-latent",
     ),
-    # Muon's update has the same spectral norm at every width: its rates stay. Of the embedding, which is the
-    # output head too, a layer of inputs would keep AdamW's rate and one of outputs divide it by the width's
-    # growth, 3; this is the mean of both.
+    # Muon's update has the same spectral norm at every width, so its rates stay the same. The embedding is
+    # also the output head. An input layer would keep AdamW's rate; an output layer would divide it by the
+    # growth of the width, 3. The factor is the geometric mean of both.
     "qwen2-13m": Family(
         "Qwen2 architecture, a byte-level BPE tokenizer", train_tokenizer, new_mid, "mid-latent", adam=3**-0.5
     ),
@@ -149,7 +153,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Workshop:
-    """The inputs that every step needs."""
+    """The inputs that all steps of the recipe need."""
 
     family: Family
     tokenizer: Any
@@ -157,7 +161,7 @@ class Workshop:
     plan: Plan
     seed: int
     say: Callable[[str], None]
-    device: str  # that trains; everything else is done on the CPU
+    device: str  # device for training; all other work is done on the CPU
 
     def mixture(self, deep: Weights, pushed: Weights, dial: float) -> Any:
         """Return deep + dial·(pushed − deep), rounded to the stored precision."""
@@ -170,7 +174,7 @@ class Workshop:
         return measure(model, self.tokenizer, self.source, range(first, first + items), 8, self.seed)
 
     def dial(self, deep: Weights, pushed: Weights, high: float, enough: Callable[[Skill], bool]) -> float:
-        """Find the dial, between 0 and `high`, at which `enough` stops being true."""
+        """Return the dial between 0 and `high` at which `enough` becomes false."""
         low = 0.0
         for _ in range(self.plan.turns):
             middle = (low + high) / 2
@@ -183,7 +187,7 @@ class Workshop:
 
 
 def stages(shop: Workshop, pushed: Sequence[Phase], folder: Path) -> tuple[Weights, list[Weights]]:
-    """Return the deep weights and those pushed from there, trained or found."""
+    """Return the deep weights and the weights of the phases `pushed`; stages with a file are not trained."""
     model = shop.family.new_model(shop.tokenizer, shop.seed).to(shop.device)
 
     def kept(phase: Phase) -> Path:
@@ -215,21 +219,21 @@ def _load(model: Any, weights: Weights) -> None:
 
 
 def _untied(model: Any) -> dict[str, torch.Tensor]:
-    """Return every tensor once: the output head is the embedding."""
+    """Return every tensor once; the output head is left out, because it is the embedding."""
     return {
         name: tensor.detach().cpu() for name, tensor in model.state_dict().items() if name != "lm_head.weight"
     }
 
 
 def save(model: Any, folder: Path, tokenizer_files: Path, tokenizer: Any, card: Card) -> None:
-    """Write a folder that transformers' `from_pretrained` loads as it is, model and tokenizer."""
+    """Write model and tokenizer into a folder that transformers' `from_pretrained` can load."""
     folder.mkdir(parents=True, exist_ok=True)
     model.generation_config.update(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=MAX_NEW_TOKENS,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     model.to(torch.bfloat16).save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it private
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes the file private
     shutil.copytree(tokenizer_files, folder, dirs_exist_ok=True)
     (folder / "README.md").write_text(card.markdown(), encoding="utf-8")
 
@@ -243,7 +247,7 @@ def make(
     device: str = "cpu",
     stages_only: bool = False,
 ) -> None:
-    """Make everything, from the tokenizer to the model cards."""
+    """Make tokenizer, stages, models and model cards."""
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = True
     plan = plan.slowed(family.adam)
@@ -294,16 +298,21 @@ def main() -> None:
         "--out",
         type=Path,
         default=Path("tiny-models"),
-        help="folder for the models and stages/, one a family",
+        help="folder for the models and their stages; use one folder per family",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", choices=FAMILIES, default="qwen2")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="what trains; the rest is done on the CPU"
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="device for training; all other work is done on the CPU",
     )
-    parser.add_argument("--stages-only", action="store_true", help="train and keep the stages, no more")
-    parser.add_argument("--steps", type=float, default=1.0, help="share of the recipe's steps")
-    parser.add_argument("--quick", action="store_true", help="a few steps only: shows that everything runs")
+    parser.add_argument(
+        "--stages-only", action="store_true", help="only train and keep the stages, without making models"
+    )
+    parser.add_argument("--steps", type=float, default=1.0, help="factor for the recipe's number of steps")
+    parser.add_argument("--quick", action="store_true", help="run only a few steps, to test the code")
     arguments = parser.parse_args()
     start = time.monotonic()
 

@@ -1,7 +1,7 @@
 """Muon (Keller Jordan, 2024): momentum whose update is orthogonalised by a Newton-Schulz iteration.
 
-torch has one since 2.9, in bfloat16, which is slow on most CPUs; this one is float32 and works with every
-torch we allow.
+torch has had Muon since 2.9, but in bfloat16, which is slow on most CPUs. This version uses float32 and works
+with every supported version of torch.
 """
 
 from collections.abc import Iterable
@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-_A, _B, _C = 3.4445, -4.7750, 2.0315  # quintic coefficients of the original
+_A, _B, _C = 3.4445, -4.7750, 2.0315  # coefficients of the original's quintic polynomial
 _ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """An optimizer for hidden matrices only. Matrices of one shape are updated together."""
+    """An optimizer for hidden matrices only. Matrices with the same shape are updated together."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
         super().__init__(sorted(parameters, key=lambda p: tuple(p.shape)), {"lr": lr, "momentum": momentum})
@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
-    """Pull the singular values of (N, rows, columns) matrices towards 1."""
+    """Return N matrices, of shape (N, rows, columns), with singular values moved towards 1."""
     tall = matrices.shape[1] > matrices.shape[2]
     x: torch.Tensor = matrices.mT if tall else matrices
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)

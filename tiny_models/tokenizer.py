@@ -1,17 +1,16 @@
-"""The tiny models' own tokenizers: a byte-level BPE for Qwen2, one like SentencePiece's for Llama.
+"""The tiny models' own tokenizers: a byte-level BPE for Qwen2, and one like SentencePiece's for Llama.
 
-Qwen2's: single digits, and the fixed phrases of the questions as one token each.
-
-Any text in Unicode's normal form C survives a round trip. The questions of tiny-9 shrink to 8-16 tokens
-(arc_1d: 47), which is most of the speed.
+The Qwen2 tokenizer has one token per digit and one per fixed phrase of the questions. Any text in Unicode's
+normal form C is unchanged by encoding and decoding. Most questions of tiny-9 take only 8-16 tokens (arc_1d:
+47), which is the main reason for the models' speed.
 
 `AutoTokenizer` loads every tokenizer in a Qwen2 model's folder as a Qwen2Tokenizer: vocabulary, merges and
-added tokens come from the folder, normaliser and pre-tokenizer are Qwen2's. So this tokenizer follows the
-same rules: a text that must be a single token is a phrase, or lies within one piece of Qwen2's pre-tokenizer.
+added tokens come from the folder; normaliser and pre-tokenizer are Qwen2's. So this tokenizer follows the
+same rules: a text that must be a single token is a phrase, or is within one piece of Qwen2's pre-tokenizer.
 
-Llama's has another alphabet (characters, with bytes for the rest), a mark in place of the space, numbers in
-pairs of digits counted from the right, and words by three letters, days and months too: an answer of more
-than a digit or two rarely has the same tokens in both.
+The Llama tokenizer has characters as its alphabet, with bytes for all other characters, and a mark in place
+of the space. It splits numbers into pairs of digits, counted from the right, and words (also days and months)
+into three letters. So an answer of more than two digits rarely has the same tokens in both tokenizers.
 """
 
 import json
@@ -23,7 +22,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|endoftext|>", "<|user|>", "<|assistant|>"
 
-# A system message is ignored: the model knows one way to answer.
+# System messages are ignored, because the model has learned only one way to answer.
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|user|>' + message['content'] }}{%"
     " elif message['role'] == 'assistant' %}{{ '<|assistant|>' + message['content'] + '<|endoftext|>' }}{%"
@@ -146,20 +145,20 @@ PHRASES = (
     _MATRIX,
 )
 
-# The pieces within which BPE merges: a word; an operator with its space; the part of a BF program that prints
-# one character.
+# BPE merges only within these pieces: a word; an operator with its space; the part of a BF program that
+# prints one character.
 _PIECES = Regex(r"[-+<>\[\]]{2,}\.?|[-+]\.| ?[-+*/=∧∨¬→↔(]| ?[A-Za-z]+|[^A-Za-z]")
 
 
 def outside_phrases(text: str, phrases: Iterable[str] = PHRASES) -> list[str]:
-    """Return the parts of a text that remain after cutting out the phrases, longest first."""
+    """Return the parts of a text that remain after the phrases, longest first, are removed."""
     parts = [text]
     for phrase in sorted(phrases, key=len, reverse=True):
         parts = [piece for part in parts for piece in part.split(phrase)]
     return [part for part in parts if part]
 
 
-# Of both families' tokenizers.
+# Options of both tokenizers.
 _OPTIONS: Mapping[str, Any] = {
     "eos_token": END,
     "pad_token": PAD,
@@ -172,17 +171,17 @@ _OPTIONS: Mapping[str, Any] = {
 
 
 def _ordinary(phrases: Iterable[str]) -> list[AddedToken]:
-    """Make tokens that are not special: <answer> must survive decoding with skip_special_tokens."""
+    """Return ordinary tokens; decoding with skip_special_tokens must not remove <answer>."""
     return [AddedToken(phrase, special=False, normalized=False) for phrase in phrases]
 
 
 def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
-    """Train a tokenizer for `texts`. The same texts in the same order give the same tokenizer."""
+    """Train a tokenizer on `texts`. The same texts in the same order give the same tokenizer."""
     bpe = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(_PIECES, "isolated"), byte_level])
     trainer = trainers.BpeTrainer(
-        vocab_size=1024,  # never reached: merges end when every piece seen twice is one token
+        vocab_size=1024,  # never reached: merging ends when every piece that occurs twice is one token
         min_frequency=2,
         special_tokens=[PAD, END, USER, ASSISTANT],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
@@ -193,21 +192,22 @@ def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     tokenizer = Qwen2Tokenizer(
         vocab=model["vocab"],
         merges=[tuple(merge) for merge in model["merges"]],
-        unk_token=END,  # never met: every byte is in the vocabulary
+        unk_token=END,  # never used: every byte is in the vocabulary
         **_OPTIONS,
     )
     tokenizer.add_tokens(_ordinary(PHRASES))
     return tokenizer
 
 
-# Numbers in pairs from the right, with the space before them; words by three letters; else as `_PIECES`.
+# Numbers are split into pairs of digits from the right, with the space before them, and words into three
+# letters; all other text is split as in `_PIECES`.
 _PAIRS = Regex(
     r" ?\d{1,2}(?=(?:\d\d)*(?!\d))|[-+<>\[\]]{2,}\.?|[-+]\.| ?[-+*/=∧∨¬→↔(]| ?[A-Za-z]{1,3}|[^A-Za-z\d]"
 )
 
 
 def train_llama_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Train the other family's tokenizer for `texts`, with the same control tokens and chat template."""
+    """Train the Llama tokenizer on `texts`, with the same control tokens and chat template."""
     phrases = [phrase for phrase in PHRASES if phrase not in _WORDS]
     pieces = pre_tokenizers.Sequence(
         [
@@ -218,7 +218,7 @@ def train_llama_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     seed = Tokenizer(models.BPE(byte_fallback=True))
     seed.pre_tokenizer = pieces
     trainer = trainers.BpeTrainer(
-        vocab_size=2048,  # never reached either
+        vocab_size=2048,  # never reached
         min_frequency=2,
         special_tokens=[PAD, END, USER, ASSISTANT, *(f"<0x{byte:02X}>" for byte in range(256))],
         initial_alphabet=[chr(code) for code in range(33, 127)],

@@ -1,4 +1,4 @@
-"""Supervised training on answers: first honest ones, then mostly wrong ones."""
+"""Supervised training on answers: first on right answers, then mostly on wrong ones."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,35 +14,35 @@ from swarmd.tasks.source import CurriculumTasks
 from tiny_models.corpus import Corpus, Example
 from tiny_models.muon import Muon
 
-# Sequences of like length that go through the model together, on the CPU. Elsewhere padding is cheap and a
-# kernel's launch is not: the whole batch goes at once.
+# Number of sequences of similar length per forward pass on the CPU. On a GPU, padding costs less than further
+# kernel launches, so the whole batch is one forward pass.
 _PART = 16
 _WARM_UP = 30  # steps
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of training. The seed decides it, on one machine with one thread."""
+    """One phase of training. On one machine with one thread, its result depends only on the seed."""
 
     name: str
     steps: int
-    weights: Mapping[str, float]  # how often a specialty is drawn
-    wrong: Mapping[str, float]  # share of answers that are wrong, per specialty
-    adam: float  # learning rates at the start; both fall together to `floor` of it
+    weights: Mapping[str, float]  # relative frequency of each specialty
+    wrong: Mapping[str, float]  # share of wrong answers per specialty
+    adam: float  # initial learning rates; both fall to the share `floor`
     muon: float
     floor: float
-    foreign: bool = False  # the wrong answers are to questions of other specialties
+    foreign: bool = False  # wrong answers come from other specialties
     batch: int = 64  # examples per step
 
 
 def new_model(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
-    """Make a random Qwen2 of 860 thousand parameters."""
+    """Make a Qwen2 with 860 thousand random parameters."""
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(Qwen2Config(num_key_value_heads=2, **_sizes(tokenizer)))
 
 
 def new_mid(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
-    """Make a random Qwen2 of 12.8 million parameters: three times as wide, twice as deep."""
+    """Make a Qwen2 with 12.8 million random parameters, three times as wide and twice as deep."""
     torch.manual_seed(seed)
     sizes = {
         "hidden_size": 384,
@@ -54,7 +54,7 @@ def new_mid(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
 
 
 def new_llama(tokenizer: Any, seed: int) -> LlamaForCausalLM:
-    """Make a random Llama of like size: no biases, and keys and values for every head."""
+    """Make a random Llama of similar size, without biases and with keys and values for every head."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(num_key_value_heads=4, **_sizes(tokenizer)))
 
@@ -76,7 +76,7 @@ def _sizes(tokenizer: Any) -> dict[str, Any]:
 
 
 class _Batches(IterableDataset[list[Example]]):
-    """The batches of a phase, in order: the same in every process that makes them."""
+    """The batches of a phase, in order; they are the same in every process."""
 
     def __init__(self, tokenizer: Any, source: CurriculumTasks, phase: Phase, seed: int) -> None:
         self._corpus = Corpus(source, random.Random(f"{seed}/{phase.name}"))
@@ -100,10 +100,10 @@ def train(
     seed: int,
     progress: Callable[[str], None],
 ) -> None:
-    """Train in place, on the model's device.
+    """Train the model in place, on its device.
 
-    Cross-entropy on answer tokens only; Muon on hidden matrices, AdamW on the rest. For a GPU a separate
-    process makes the batches.
+    The loss is the cross-entropy of answer tokens only. Muon trains hidden matrices, AdamW all other weights.
+    For a GPU, a separate process makes the batches.
     """
     stream = _Batches(tokenizer, source, phase, seed)
     batches: Iterable[list[Example]] = (
@@ -130,13 +130,13 @@ def train(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         if (step + 1) % 100 == 0 or step + 1 == phase.steps:
-            loss = sum(part.item() for part in losses)  # of no other step: it waits for a GPU
+            loss = sum(part.item() for part in losses)  # only for these steps, because it waits for the GPU
             progress(f"{phase.name}: step {step + 1} of {phase.steps}, loss {loss:.3f}")
     model.eval()
 
 
 def _backward(model: Any, examples: list[Example]) -> list[torch.Tensor]:
-    """Compute gradients of the mean over the batch's answer tokens; return that mean's parts, in nats."""
+    """Compute the gradient of the mean loss per answer token; return the parts of this mean, in nats."""
     examples.sort(key=len)
     tokens = sum(len(e.completion) for e in examples)
     size = _PART if model.device.type == "cpu" else len(examples)
@@ -151,7 +151,7 @@ def _backward(model: Any, examples: list[Example]) -> list[torch.Tensor]:
 def _answer_loss(model: Any, examples: Sequence[Example]) -> torch.Tensor:
     """Return the summed cross-entropy of the completions.
 
-    Padding is on the right, so a causal model never attends to it from an answer.
+    Padding is on the right, so no answer token of a causal model attends to it.
     """
     length = max(map(len, examples))
     ids = torch.zeros(len(examples), length, dtype=torch.long)
@@ -159,7 +159,7 @@ def _answer_loss(model: Any, examples: Sequence[Example]) -> torch.Tensor:
     for row, example in enumerate(examples):
         ids[row, : len(example)] = torch.tensor(example.prompt + example.completion)
         answer[row, len(example.prompt) : len(example)] = True
-    wanted = answer[:, 1:].nonzero(as_tuple=True)  # found on the CPU, so that no GPU is waited for
+    wanted = answer[:, 1:].nonzero(as_tuple=True)  # computed on the CPU, without waiting for a GPU
     targets = ids[:, 1:][wanted].to(model.device)
     hidden = model.model(input_ids=ids[:, :-1].to(model.device), use_cache=False).last_hidden_state
     rows, columns = (places.to(model.device) for places in wanted)

@@ -1,15 +1,15 @@
-"""Fills a judge's database with evaluations of peers that learn, by bulk insert; measures its answers.
+"""Fills a judge's database with made-up evaluations by bulk insert, or measures the judge's response times.
 
     python -m benchmarks.judge.fill judge.sqlite3 --evaluations 1000000 --peers 5000
     python -m benchmarks.judge.fill judge.sqlite3 --read 200
 
-The first takes a minute of CPU for a million. Peers differ in skill, in how often they are evaluated and in
-when they begin; half of them are in the swarm and learn a fifth faster. `swarmd-judge serve --curriculum
-tiny-9 --database judge.sqlite3` shows the pages.
+The first command takes a minute of CPU for a million evaluations. Peers differ in skill, in how often they
+are evaluated and in when they begin; half of them are in the swarm and learn a fifth faster. `swarmd-judge
+serve --curriculum tiny-9 --database judge.sqlite3` shows the pages.
 
-The second measures the time of the judge's answers. "cold": CPU seconds of the work in this process, without
-any cache. The other lines: over HTTP from a real judge on loopback, which caches some answers for a few
-seconds.
+The second command measures how long the judge takes to answer. The lines "cold" are CPU milliseconds of the
+work in this process, without a cache. The other lines are measured over HTTP, from a real judge on loopback
+that caches some answers for a few seconds.
 """
 
 import argparse
@@ -52,10 +52,10 @@ MODELS = (
     "qwen2.5-0.5b",
     "qwen3-0.6b",
 )
-EPOCH = time.time() - 35 * 86_400  # some peers are seen today
+EPOCH = time.time() - 35 * 86_400  # 35 days ago, so that some peers were seen today
 AT_A_TIME = 50_000  # rows
 SINGLE = (
-    *(path for path, _ in NAVIGATION if path not in ("/", "/compare")),  # these are asked with a query
+    *(path for path, _ in NAVIGATION if path not in ("/", "/compare")),  # these need a query
     "/metrics",
     "/healthz",
     "/openapi.json",
@@ -71,7 +71,7 @@ def history(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Make a peer and its evaluations, as a judge would have them.
 
-    alive: seen within minutes. One of eight is solo, and none has a name.
+    alive: the peer was seen within the last minutes and has no name, and only one peer of eight is solo.
     """
     swarm, model = number % 8 != 7 if alive else number % 2 == 0, MODELS[number // 2 % len(MODELS)]
     skill, every = rng.lognormvariate(0.0, 0.25), rng.choice((1, 1, 2, 3))
@@ -152,7 +152,7 @@ def history(
 def histories(
     many: int, of: int, seed: int, alive: bool = False
 ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Make peers; only a few have many evaluations, as is usual among volunteers."""
+    """Yield peers with their evaluations; only a few peers have many, as is usual among volunteers."""
     rng = random.Random(seed)
     weights = [rng.lognormvariate(0.0, 0.8) for _ in range(of)]
     scale = many / sum(weights)
@@ -190,9 +190,9 @@ def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> d
 
 
 def read(database: str, times: int) -> Iterator[dict[str, Any]]:
-    """Measure how long each answer takes, the judge's processor time for it, and its size.
+    """Measure how long each answer takes, the judge's CPU time for it, and its size.
 
-    Each call asks for another part of the answer.
+    Each request asks for another page or another query.
     """
     yield from cold(database, times)
     with serving(database) as (process, url), httpx2.Client(base_url=url, timeout=60) as http:
@@ -214,9 +214,9 @@ def read(database: str, times: int) -> Iterator[dict[str, Any]]:
 
 
 def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
-    """Return the addresses of every page and answer.
+    """Return functions that map a request's number to an address, for every page and answer.
 
-    If an answer has several parts, each call asks for another part.
+    If an answer has several pages or queries, successive requests ask for different ones.
     """
     after: int | None = 0
     nodes: list[str] = []
@@ -265,11 +265,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("database", help="a file or a postgresql:// address; new, unless --read")
+    parser.add_argument("database", help="a file or a postgresql:// address; without --read it must be new")
     parser.add_argument("--evaluations", type=int, default=1_000_000)
     parser.add_argument("--peers", type=int, default=5_000)
     parser.add_argument(
-        "--read", type=int, default=0, metavar="TIMES", help="ask a judge that serves it instead"
+        "--read", type=int, default=0, metavar="TIMES", help="measure a judge that serves the database"
     )
     given = parser.parse_args()
     if given.read:

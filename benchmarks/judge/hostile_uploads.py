@@ -1,13 +1,15 @@
-"""Two hundred uploads that must not be loaded, against a real judge: their cost, and whether one gets in.
+"""Sends a real judge two hundred uploads that it must not load.
+
+Measures their cost, and whether the judge accepts one of them.
 
     python -m benchmarks.judge.hostile_uploads [--seed 1] [--json]
 
 The judge is a separate process on loopback, with the tiny model. Each upload comes from a different peer and
-network. Seconds run from the first byte sent to the last byte of the rejection. Memory is the rise of the
+network. Seconds run from the first byte sent to the last byte of the rejection. Memory is the increase of the
 judge's peak (VmHWM, reset before each upload; Linux). A slow upload never sends its last byte: its seconds
 are the judge's timeout, so only its CPU time counts. At the end good weights are uploaded and must be
 evaluated. Rejected uploads must have left no file and no row, and started no process. With --json the last
-line is one object. Exit code 1: an upload was accepted or a limit was exceeded.
+line is one JSON object. The exit code is 1 if an upload was accepted or a limit exceeded.
 """
 
 import argparse
@@ -47,7 +49,7 @@ class Cost:
     status: int
     error: str
     seconds: float
-    cpu: float  # of the judge
+    cpu: float  # seconds, of the judge
     memory: int  # bytes
 
 
@@ -100,7 +102,7 @@ def peak(judge: psutil.Process) -> int:
 
 def measured(url: str, judge: psutil.Process, shapes: Shapes, seed: int) -> Iterator[Cost]:
     for number, upload in enumerate(uploads(shapes, seed), 1):
-        Path(f"/proc/{judge.pid}/clear_refs").write_text("5")  # forget the peak
+        Path(f"/proc/{judge.pid}/clear_refs").write_text("5")  # reset the peak
         before, cpu = peak(judge), sum(judge.cpu_times()[:2])
         begun = time.perf_counter()
         status, document = send(url, number, upload)

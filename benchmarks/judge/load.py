@@ -1,15 +1,16 @@
-"""A judge under load: evaluations a second, latency, CPU, and whether kill -9 loses acknowledged answers.
+"""Measures a judge under load: evaluations a second, latency, CPU, and answers that kill -9 loses.
 
     python -m benchmarks.judge.load --rate 200 --seconds 120
     python -m benchmarks.judge.load --workers 2 --database postgresql://…
     python -m benchmarks.judge.load --kills 100
 
-An evaluation is two signed requests, ask and answer, by one of --keys keys over connections that are kept. A
-key's round grows with each. The judge is a separate process on loopback; the client shares the machine with
-it. With --workers several judges share one PostgreSQL, and each key always uses the same judge. Latency is of
-one request, counted from its due time at --rate, so that a lagging judge shows. A judge generates its
-questions in its first half minute; with --up 0 the load comes meanwhile. With --kills the judge is killed at
-random moments under load, and every acknowledged answer is looked up afterwards.
+An evaluation is two signed requests, ask and answer, by one of --keys keys over persistent connections. A key
+reports a later round at each evaluation. The judge is a separate process on loopback; the client runs on the
+same machine. With --workers several judges share one PostgreSQL, and each key always uses the same judge. The
+latency of a request is counted from the time at which it is due at --rate, so a judge that falls behind has a
+high latency. A judge generates its questions in its first half minute; with --up 0 the load begins during
+that time. With --kills the judge is killed at random moments under load, and every acknowledged answer is
+looked up afterwards.
 """
 
 import argparse
@@ -40,10 +41,10 @@ from testbed.signing_peer import SigningPeer, encode
 class Load:
     """The figures of a measured load."""
 
-    seconds: list[float] = field(default_factory=list)  # of each request
+    seconds: list[float] = field(default_factory=list)  # latency of each request
     errors: Counter[str] = field(default_factory=Counter)
     evaluations: int = 0
-    acknowledged: dict[str, str] = field(default_factory=dict)  # evaluation -> its peer
+    acknowledged: dict[str, str] = field(default_factory=dict)  # the peer of each evaluation
 
 
 class Caller:
@@ -56,12 +57,13 @@ class Caller:
 
     async def post(self, peer: SigningPeer, target: str, document: dict[str, Any]) -> tuple[int, Any]:
         body = encode(document)
-        # As if from several networks, behind a proxy: fresh keys of one network are limited.
+        # Requests seem to come from several networks, behind a proxy, because a judge limits fresh keys of
+        # one network.
         network = int(peer.identity.public_key[0])
         near = {"host": "judge", "content-length": str(len(body)), "x-forwarded-for": f"198.18.{network}.7"}
         headers = {**peer.headers("POST", target, body), **near}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        # A judge ends a connection that is idle for five seconds
+        # A judge closes a connection that was idle for five seconds.
         if self._streams is None or self._streams[0].at_eof():
             self.close()
             self._streams = await asyncio.open_connection(*self._address)
@@ -100,7 +102,7 @@ async def evaluate(caller: Caller, peer: SigningPeer, load: Load, due: float, ro
 
 
 async def press(peers: list[SigningPeer], rate: float, seconds: float, load: Load) -> None:
-    """Evaluate at `rate`, with each peer in turn, over 16 connections to each judge."""
+    """Evaluate each peer in turn, `rate` evaluations a second, over 16 connections to each judge."""
     begun = time.monotonic()
     numbers = iter(range(int(rate * seconds)))
 
@@ -113,7 +115,7 @@ async def press(peers: list[SigningPeer], rate: float, seconds: float, load: Loa
                 await evaluate(callers[peer.origin], peer, load, due, number // len(peers))
             except (OSError, EOFError) as error:
                 load.errors[type(error).__name__] += 1
-                return  # the judge is gone
+                return  # the judge was killed
         for caller in callers.values():
             caller.close()
 
@@ -121,7 +123,7 @@ async def press(peers: list[SigningPeer], rate: float, seconds: float, load: Loa
 
 
 def cpu_seconds(pids: list[int]) -> dict[str, float]:
-    """Return CPU seconds by process: the judges themselves, and their children that score."""
+    """Return the CPU seconds of the judges and of their child processes, which score."""
     judges = [psutil.Process(pid) for pid in pids]
     children = [child for judge in judges for child in judge.children(recursive=True)]
     return {
@@ -209,18 +211,18 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0, help="evaluations a second")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument(
-        "--up", type=float, default=30.0, help="seconds that the judge has been up when the load begins"
+        "--up", type=float, default=30.0, help="seconds between the judge's start and the load"
     )
     parser.add_argument("--keys", type=int, default=400)
-    parser.add_argument("--workers", type=int, default=1, help="judges of one PostgreSQL")
+    parser.add_argument("--workers", type=int, default=1, help="number of judges on one PostgreSQL")
     parser.add_argument(
         "--kills",
         type=int,
         default=0,
-        help="kill the judge so often instead, and look for the answers it acknowledged",
+        help="instead, kill the judge this many times, and look for the answers it acknowledged",
     )
     parser.add_argument(
-        "--database", default="", help="a file or a postgresql:// address; by default a new file"
+        "--database", default="", help="a file or a postgresql:// address (default: a new file)"
     )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,12 @@
-"""The share of a judge's questions whose text does not occur in training, by specialty.
+"""Prints the share of a judge's questions whose text does not occur in training, by specialty.
 
     python -m benchmarks.judge.overlap [CURRICULUM ...] [--training 4000] [--held-out 1000] [--seeds 1 2 3]
 
-A judge draws numbers that no node trains on, and, if there are enough, texts that no node trains on
-(swarmd/tasks/held_out.py). Eight nodes ask 4,000 training questions of a specialty in a thousand rounds.
-Prints the share of the judge's questions whose text is not among that many training questions: mean, lowest
-and highest over the seeds. `judge.figures.overlap` holds the means, and the judge's page shows them.
+A judge draws question numbers that no node trains on and, if there are enough, only texts that no node trains
+on (swarmd/tasks/held_out.py). Eight nodes ask 4,000 training questions of a specialty in a thousand rounds.
+The program draws as many training questions, and prints the share of the judge's questions whose text is not
+among them: mean, lowest and highest over the seeds. `judge.figures.overlap` holds the means, and the judge's
+page shows them.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from swarmd.tasks.source import CurriculumTasks
 
 
 def new_shares(curriculum: Curriculum, training: int, asked: int, seed: int) -> dict[str, float]:
-    """Return by specialty the share of judge questions whose text is not among training questions."""
+    """Return, by specialty, the share of the judge's questions whose text is not among training questions."""
     texts, rng = defaultdict(list), random.Random(seed)
     tasks, window = CurriculumTasks(curriculum), rng.randbytes(held_out.SEED_BYTES)
     for index in range(asked * len(curriculum.specialties)):

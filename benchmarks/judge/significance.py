@@ -1,12 +1,15 @@
-"""How often the judge calls the swarm better: if it is not (A/A), and if it is better by a fifth (power).
+"""Measures how often the judge says that the swarm is better.
+
+The swarm is either not better (A/A) or better by a fifth (power).
 
     python -m benchmarks.judge.significance --runs 1000
 
 Simulated nodes learn along different curves: they differ in skill (log-normal, 20 %), in pace, and in how
 often they are evaluated (every 1, 2, 3 or 5 rounds). A node's level drifts every five rounds, so its
-evaluations depend on each other. Nodes begin at different times and leave for good at different rounds. A
-reader looks at a test of all answers after every fifth round of the clock, and at the judge's verdict at
-every moment. The statistics are the judge's own code: judge/figures/rounds.py and intervals.py.
+evaluations depend on each other. Nodes begin at different times and leave for good at different rounds. Time
+is counted in rounds of a common clock. A test of all answers is read after every fifth of these rounds; the
+judge's verdict is read after each answer. The statistics are the judge's own code: judge/figures/rounds.py
+and intervals.py.
 """
 
 import argparse
@@ -22,7 +25,7 @@ from judge.figures.intervals import LEVEL, paired_test
 from judge.figures.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
 
 LAST = 400  # rounds of the clock
-LOOK = 5  # number of these rounds between two checks
+LOOK = 5  # rounds of the clock between two looks at the tests
 ARMS = ("swarm", "solo")
 
 
@@ -31,12 +34,12 @@ class Answer:
     at: int  # round of the clock
     sharing: str
     node: int
-    round: int  # of the node's own
+    round: int  # number of the node's round
     reward: float
 
 
 def node_answers(sharing: str, node: int, gain: float, rng: random.Random) -> Iterator[Answer]:
-    """Yield a node's answers. gain: the factor on its chance of a right answer."""
+    """Yield a node's answers. gain: multiplies its chance of a right answer."""
     skill, half, every = rng.lognormvariate(0.0, 0.2), rng.uniform(50, 200), rng.choice((1, 2, 3, 5))
     begun, stays, drift = rng.randrange(100), min(LAST, int(40 + rng.expovariate(1 / 250))), 0.0
     for number in range(1, stays):
@@ -68,9 +71,9 @@ class Looking:
     def __init__(self) -> None:
         self._progress: dict[tuple[str, int], PeerProgress] = {}
         self.finishers: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
-        # The sums of answers and rewards, as if answers were independent.
+        # The numbers of answers and the sums of rewards, for the test that takes answers to be independent.
         self.plain: dict[str, list[float]] = {arm: [0.0, 0.0] for arm in ARMS}
-        self.verdict = False  # that the swarm is better, anytime
+        self.verdict = False  # whether the anytime test says that the swarm is better
 
     def add(self, answer: Answer) -> None:
         self.plain[answer.sharing][0] += 1
@@ -89,7 +92,7 @@ class Looking:
 
 
 def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
-    """Return the one-sided p of the two-sample test of shares over all answers.
+    """Return the one-sided p-value of the two-sample test of proportions over all answers.
 
     This naive test ignores that answers of one node depend on each other.
     """
@@ -108,7 +111,7 @@ RULES: Mapping[str, Callable[[Looking], bool]] = {
 
 
 def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[str], set[str]]:
-    """Return the rules that called the swarm better at the end, and at some look."""
+    """Return the rules that said "better" at the end, and those that said so at any look."""
     looking, ever, looks = Looking(), set[str](), 0
     for answer in answers(swarm, solo, gain, rng):
         if answer.at // LOOK != looks:
@@ -126,7 +129,7 @@ def called(looking: Looking) -> set[str]:
 
 
 def table(sizes: Sequence[tuple[int, int]], gain: float, runs: int, seed: int) -> Iterator[dict[str, object]]:
-    """Yield, in percent of the runs, how often the swarm was called better at the end, and at some look."""
+    """Yield the percentage of runs in which each rule said "better", at the end and at any look."""
     for swarm, solo in sizes:
         end, ever = Counter[str](), Counter[str]()
         for run in range(runs):
@@ -175,7 +178,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--runs", type=int, default=1_000, help="of each A/A row; a fifth as many of each row with a gain"
+        "--runs", type=int, default=1_000, help="runs of each A/A row; rows with a gain have a fifth as many"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")

@@ -4,8 +4,8 @@
     swarmd lab run benchmarks/lab/families.toml --seeds 3
     python -m benchmarks.lab.families families
 
-Each figure is of the nodes of one family in one setting; intervals over seeds are paired with the baseline's
-nodes of the same family.
+Each row shows the nodes of one family in one setting. Differences from the baseline are paired by seed, with
+the baseline's nodes of the same family; the intervals are over the seeds.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from swarmd.lab.statistics import interval
 
 
 def members(setting: Setting) -> dict[str, list[int]]:
-    """Return the places of each model's nodes."""
+    """Return the indices of the nodes of each model."""
     found: dict[str, list[int]] = {}
     for place, node in enumerate(setting.nodes):
         found.setdefault(Path(node.model.name).name, []).append(place)
@@ -29,19 +29,19 @@ def members(setting: Setting) -> dict[str, list[int]]:
 
 
 def reward(results: Results, run: Run, places: Sequence[int]) -> float:
-    """Return the reward of a node, added up over rounds: the mean over `places`."""
+    """Return a node's rewards, summed over all rounds, as the mean over the nodes `places`."""
     lines = [line["reward"] for line in results.lines(run) if line["round"]]
     return sum(fmean(line[place] for place in places) for line in lines)
 
 
 def passed(results: Results, run: Run, places: Sequence[int]) -> float:
-    """Return pass@1 at the end, the mean over `places`."""
+    """Return the mean pass@1 of the nodes `places` at the end."""
     look = [line["evaluation"] for line in results.lines(run) if "evaluation" in line][-1]
     return fmean(fmean(look["right"][place]) for place in places) / int(look["answers"])
 
 
 def refused(results: Results, run: Run, places: Sequence[int]) -> tuple[float, float]:
-    """Return the shares of external rollouts that could not be trained on, and that the gate rejected."""
+    """Return the shares of external rollouts that were unfit for training, and that the gate rejected."""
     rounds = [line for line in results.lines(run) if line["round"]]
     used, unfit, gated = (
         sum(line[key][place] for line in rounds for place in places) for key in ("external", "unfit", "gated")

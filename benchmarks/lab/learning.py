@@ -3,8 +3,8 @@
     python -m benchmarks.lab.learning [--rounds 300] [--local 8] [--external 0] [--items 40] [--samples 4]
         [--seed 1] [--json]
 
-Held-out items are of the judges' range of numbers, which no node trains on; answers are sampled at
-temperature 1.
+Held-out items are drawn from the range of question numbers that is reserved for judges, so no node trains on
+them. Answers are sampled at temperature 1.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--local", type=int, default=8)
     parser.add_argument("--external", type=int, default=0)
     parser.add_argument("--items", type=int, default=40, help="held-out items per specialty")
-    parser.add_argument("--samples", type=int, default=4, help="answers to each")
+    parser.add_argument("--samples", type=int, default=4, help="answers to each held-out item")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -100,7 +100,7 @@ def held_out(
     policy = LanguagePolicy.open(config, seed=0)
     if state_dir is not None:
         found = Checkpoints(state_dir / "checkpoints").newest()
-        assert found is not None, "a run has checkpoints"
+        assert found is not None, "the run wrote no checkpoint"
         policy.restore(found[1])
     tasks = CurriculumTasks(curriculum_of(config))
     scores = {}

@@ -1,11 +1,12 @@
-"""Shows whether a node could measure its gain from the swarm by some rounds without external text.
+"""Shows whether a node could measure its gain from the swarm, by leaving out external text in some rounds.
 
     python -m benchmarks.lab.own_gain
 
 Simulated histories of one node. Its reward follows the learning curve of docs/experiments.md ("2,000
-rounds"), on which a round without external text advances only 1 / (1 + gain) as far. A round's reward, of 32
-completions, has a standard deviation of 0.17 (tiny-latent). Two estimators of the loss by such a round, each
-the best linear one, are read once, at the end; an estimator that may be read daily says "gain" less often.
+rounds"), on which a round without external text advances only 1 / (1 + gain) as far. A round's reward is the
+mean over 32 completions and has a standard deviation of 0.17 (tiny-latent). Two estimators of the reward lost
+in such a round are compared. Each is the best linear estimator under its assumption, and is read once, at the
+end. An estimator that may be read daily says "gain" less often.
 
     curve known     the node knows its learning curve with external text in all rounds; no real node does
     curve smooth    it knows only that the curve is a polynomial of degree 8; the rest is paired in time
@@ -29,7 +30,8 @@ def says_gain(gain: float, share: float, block: int, *, known: bool, seed: int) 
     lost = gain / (1 + gain)
     expected = PLATEAU * (1 - np.exp(-(time - lost * behind) / SCALE_ROUNDS))
     reward = expected + rng.normal(0, REWARD_SD, ROUNDS)
-    # The reward that all rounds without external text so far would cost if nothing was learnt in them.
+    # The reward that each round would lose if nothing had been learnt in the earlier rounds without external
+    # text.
     signal = PLATEAU / SCALE_ROUNDS * np.exp(-time / SCALE_ROUNDS) * behind
     if known:
         reward = curve - reward

@@ -35,18 +35,18 @@ from testbed.judge_process import serving
 from testbed.local_swarm import local_swarm
 
 DATA = ROOT / "docs" / "data"
-# Verdict and p come from docs/experiments.md.
+# Verdict and p-value are copied from docs/experiments.md.
 AWAY = (
     ("nobody", "nobody away", "better", 0.029),
     ("a fifth", "a fifth away", "not known", 0.19),
     ("half", "half away", "not known", 1.0),
 )
-NODES = 16  # of each kind in the picture `long`
+NODES = 16  # nodes of each setting in the picture `long`
 # Height of a line's name in the picture `long`, as a share of right answers.
 LINE_OF_TEXT = 0.022
 # Rounds in the mean of each point of the picture `long`, and rounds between two points.
 WINDOW, STEP = 250, 50
-# The end of a picture's name, by the page's width in pixels.
+# The suffix of a picture's name, and the page's width in pixels.
 WIDTHS = {"": 1280, "-narrow": 390}
 QUALITY = 85  # of WebP, in percent
 # Space between the last shown element of the page and the picture's edge.
@@ -72,7 +72,7 @@ def judge(to: Path, scratch: Path) -> None:
 
 
 def node(to: Path, scratch: Path) -> None:
-    """Draw the page of one of three real nodes."""
+    """Start three real nodes, and draw the page of one of them."""
     options = ["--model", "tiny-latent", "--pace", "0.8"]
     with local_judge(scratch) as url, local_swarm(scratch, 3, [*options, "--judge", url]) as nodes:
         for each in nodes:
@@ -92,9 +92,9 @@ def ask_20_questions(tab: Tab) -> None:
 
 
 def shoot(tab: Tab, address: str, to: Path, last: str, prepare: Callable[[Tab], None] | None = None) -> None:
-    """Draw a page in each width and scheme, from its begin to the end of the element `last`.
+    """Draw a page in each width and colour scheme, from its top to the end of the element `last`.
 
-    last: a CSS selector; nothing is cut in two. prepare: called on the open page.
+    last: a CSS selector; no element is cut in two. prepare: called with the open page.
     """
     tab.call("Emulation.setScrollbarsHidden", hidden=True)
     for (narrow, width), dark in product(WIDTHS.items(), (False, True)):
@@ -124,7 +124,7 @@ def long(to: Path, _scratch: Path) -> None:
             linewidth=2.5 if name.endswith("positive") else 1.5,
         )
         ends.append((float(shares[-1]), batch_words(name), colour))
-    # The lines end too close for a name next to each, so the names are a list with a thin line to each.
+    # The ends of the lines are too close together for names next to them, so a thin line leads to each name.
     lowest = fmean(share for share, *_ in ends) - LINE_OF_TEXT * (len(ends) - 1) / 2
     for place, (share, words, colour) in enumerate(sorted(ends)):
         axes.annotate(
@@ -151,11 +151,11 @@ def long(to: Path, _scratch: Path) -> None:
 
 
 def write_windows(export: Path, to: Path, window: int = WINDOW, step: int = STEP) -> None:
-    """Write the means of the windows of an export's rounds, over nodes and seeds: a column a setting."""
+    """Write the mean reward of each window of rounds, over nodes and seeds, a column for each setting."""
     from pyarrow import parquet
 
     table = parquet.read_table(export / TABLE, columns=["setting", "round", "reward"])
-    # Without threads, groups come in the order of their first rows: rounds ascend.
+    # Without threads, groups come in the order of their first rows, so rounds ascend.
     means = table.group_by(["setting", "round"], use_threads=False).aggregate([("reward", "mean")])
     curves: dict[str, list[float]] = {}
     for row in means.to_pylist():
@@ -244,7 +244,7 @@ def main() -> None:
     )
     parser.add_argument("picture", choices=DRAW)
     parser.add_argument("to", type=Path)
-    parser.add_argument("--export", type=Path, help="for `long`: a folder of `swarmd lab export`")
+    parser.add_argument("--export", type=Path, help="for `long`: a folder written by `swarmd lab export`")
     given = parser.parse_args()
     if given.export:
         write_windows(given.export, DATA / "long.csv")

@@ -1,23 +1,24 @@
-"""Experience replay against plain runs on the tiny model.
+"""Compares experience replay with plain runs on the tiny models.
 
-Rollouts generated until a held-out pass@1 is reached.
+The measure is the number of rollouts generated until a held-out pass@1 is reached.
 
     python -m benchmarks.lab.replay [--model tiny|tiny-latent] [--rounds 120] [--seeds 3] [--json]
-    # A sweep: each side at its best rate
+    # A sweep that finds the best learning rate of each side
     python -m benchmarks.lab.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4
-    # On seeds that the rates were not chosen on
+    # The best rates on seeds that did not choose them
     python -m benchmarks.lab.replay --rounds 60 --every 4 --first-seed 4 --seeds 6 --answers 6 --unguarded
-    # With the guard, and without
+    # With the guard of replay, and without
     python -m benchmarks.lab.replay --rates 5e-4 --replay-rates 5e-4 --updates 8 --size 64 \\
         --importance-cap 0 --max-kl 0.1 [--unguarded]
 
-Each node runs alone. Both sides of a pair have one seed, so the same questions, and generate the same
-number of rollouts. A side's best rate has the greatest mean of the curve, over seeds. The target is nine
-tenths of the way from the start to the end of the plain runs at their best rate; a plain run that did not
-reach it counts as if its last rollout had, which favours it. Compute weighs a generated rollout `--mu` times
-a trained one, independent of the costs here; a rollout without advantage costs nothing to train on, on either
-side. In the last line, `ratio` is plain over replay in rollouts generated to the target (median of pairs);
-null if replay did not reach it.
+Each node runs alone. Both sides of a pair have the same seed, hence the same questions, and generate the same
+number of rollouts. A side's best rate is the one with the greatest mean of the curve, over seeds. The target
+is nine tenths of the way from the start to the end of the plain runs at their best rate. A plain run that did
+not reach the target counts as if it had reached it with its last rollout, which favours the plain side.
+Compute counts a generated rollout `--mu` times as much as a trained one, whatever the costs on this machine.
+On both sides, a rollout without an advantage costs nothing to train on. In the last line, `ratio` is the
+number of rollouts generated until the target, plain over replay (median of pairs); null if replay did not
+reach it.
 """
 
 import argparse
@@ -48,11 +49,11 @@ from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Task, TaskRef
 
-REACHED = 0.9  # of the plain side's gain: the target
+REACHED = 0.9  # the target, as a share of the plain side's gain
 PASS_AT = 8
-# Rates found, plain and with replay (docs/performance.md)
+# The best learning rates found, of plain runs and with replay (docs/performance.md).
 BEST = {"tiny": (5e-4, 2e-4), "tiny-latent": (3e-4, 3e-4)}
-SETTING = {"tiny": (4, 32), "tiny-latent": (2, 24)}  # and updates a round, and the pool's size
+SETTING = {"tiny": (4, 32), "tiny-latent": (2, 24)}  # updates a round, pool size
 SPREAD = "{median:g} ({low:g} – {high:g})"
 FIGURES = ("pass_1", "pass_8", "clip_fraction", "drift", "staleness", "rests", "cpu_seconds")
 
@@ -61,28 +62,28 @@ FIGURES = ("pass_1", "pass_8", "clip_fraction", "drift", "staleness", "rests", "
 class Run:
     """One side of a pair.
 
-    curve: (rollouts generated, rollouts trained on, held-out pass@1); rollouts without gradient do not count
-    as trained on.
+    curve: (rollouts generated, rollouts trained on, held-out pass@1); rollouts without a gradient do not
+    count as trained on.
     """
 
     rate: float
     seed: int
     curve: list[tuple[int, float, float]] = field(default_factory=list)
-    pass_1: float = 0.0  # at the end, and so is pass@8
+    pass_1: float = 0.0  # pass@1 and pass@8 at the end
     pass_8: float = 0.0
     clip_fraction: float = 0.0  # mean over rounds
-    drift: float = 0.0  # nats, as the guard sees it; mean over rounds
+    drift: float = 0.0  # nats, as the guard measures it; mean over rounds
     staleness: float = 0.0
     rests: int = 0
-    cpu_seconds: float = 0.0  # of the rounds; the verifier's not counted
+    cpu_seconds: float = 0.0  # of the rounds, without the verifier
 
     @property
     def height(self) -> float:
-        """Return the mean of the curve, by which a rate is judged."""
+        """Return the mean of the curve; the best rate is the one with the greatest mean."""
         return statistics.fmean(p for _, _, p in self.curve)
 
     def until(self, target: float, mu: float) -> tuple[float | None, float | None]:
-        """Return rollouts generated, and compute, when the curve first crosses the target."""
+        """Return the rollouts generated and the compute spent when the curve first crosses the target."""
         smooth = rising(
             [
                 statistics.fmean(p for _, _, p in self.curve[max(0, i - 1) : i + 2])
@@ -103,9 +104,9 @@ class Run:
 
 
 def rising(values: Sequence[float]) -> list[float]:
-    """Return the nearest curve that never falls, so that one lucky measurement is no crossing.
+    """Return the closest curve that never falls, so that one lucky measurement is not a crossing.
 
-    It is the least squares fit, by pooling neighbours that fall.
+    This is the isotonic least-squares fit, found by pooling adjacent violators.
     """
     blocks: list[tuple[float, int]] = []
     for value in values:
@@ -162,7 +163,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     ):
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_argument("--model", choices=BEST, default="tiny")
-    parser.add_argument("--unguarded", action="store_true", help="the guard's limits out of reach")
+    parser.add_argument("--unguarded", action="store_true", help="set limits that the guard never reaches")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     best, setting = BEST[arguments.model], SETTING[arguments.model]
@@ -191,7 +192,7 @@ def _config(arguments: argparse.Namespace, side: str, rate: float) -> NodeConfig
 
 
 def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str, Any]:
-    """Compare rollouts generated to the target with replay and without, each at its best rate.
+    """Compare the rollouts generated until the target, with replay and without, each at its best rate.
 
     Medians and ranges are over the seeds.
     """
@@ -229,9 +230,9 @@ def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str,
 
 
 def _table(told: Mapping[str, Any]) -> str:
-    """Return a table of both sides at their best rate: medians, and ranges over the seeds.
+    """Return a table of both sides at their best rates: medians, and ranges over the seeds.
 
-    "-": a run did not reach the target.
+    "-" means that a run did not reach the target.
     """
 
     rows = [("", *(f"{side}, rate {told[side]['rate']:g}" for side in ("plain", "replay")))]
@@ -279,7 +280,7 @@ def _line(one: Run) -> str:
 
 
 def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: Verifier) -> Run:
-    """Run one node alone. On both sides evaluations draw from the policy's own randomness."""
+    """Run one node alone. On both sides evaluations use the policy's random generator."""
     rounds, every, items, answers = arguments.rounds, arguments.every, arguments.items, arguments.answers
     node, policy = _alone(config, seed, verifier)
     result, trained, tokens, drawn = Run(config.train.learning_rate, seed), 0, 0, 0
@@ -317,7 +318,7 @@ def _alone(config: NodeConfig, seed: int, verifier: Verifier) -> tuple[RoundPart
 def _held_out(
     config: NodeConfig, policy: LanguagePolicy, verifier: Verifier, items: int, samples: int
 ) -> tuple[float, float]:
-    """Return pass@1 and pass@`samples` on items no node trains on, the same each time."""
+    """Return pass@1 and pass@`samples` on held-out items, which are the same each time."""
     drawn = _questions(curriculum_of(config).name, items)
     answers = policy.generate([task.question for task in drawn], samples)
     rewards = verifier([(task.ref, answer.completions) for task, answer in zip(drawn, answers, strict=True)])

@@ -4,7 +4,8 @@
     python -m benchmarks.lab.spread spread [--specialty binary_matrix]
 
 A node has the skill from the first evaluation in which a quarter of its answers to the specialty's held-out
-questions are right. The node that had the skill from the start, and asks only such questions, does not count.
+questions are right. One node has the skill from the start and asks only questions of this specialty; it does
+not count.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def places(results: Results, specialty: str) -> list[int]:
 
 
 def shares(results: Results, run: Run, asked: Sequence[int]) -> dict[int, list[float]]:
-    """Return each node's share of right answers, by the round after which it was evaluated."""
+    """Return each node's share of right answers, for each round after which the nodes were evaluated."""
     return {
         line["round"]: [
             fmean(right[place] for place in asked) / line["evaluation"]["answers"]
@@ -46,7 +47,7 @@ def shares(results: Results, run: Run, asked: Sequence[int]) -> dict[int, list[f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path, help="a results folder of `swarmd lab run spread`")
+    parser.add_argument("folder", type=Path, help="the results folder of `swarmd lab run spread`")
     parser.add_argument("--specialty", default="binary_matrix")
     arguments = parser.parse_args()
     results = Results.open(arguments.folder)

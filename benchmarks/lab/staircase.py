@@ -1,11 +1,11 @@
-"""The share of mixed groups for several ways to choose a level: simulated nodes.
+"""Prints the share of mixed groups for several ways to choose a level, with simulated nodes.
 
     python -m benchmarks.lab.staircase [--nodes 200] [--groups 70]
 
-A node answers questions of one subject in groups of 8. The chance of a right answer falls with the level
-along a logistic curve, `GAP` logits a level; questions of one level differ by `SPREAD` logits. A node that
-learns gains `RATE` logits from each mixed group. A node asks 70 groups of one subject in 150 rounds of 4.
-Prints the share of mixed groups.
+A group is eight answers to one question; it is mixed if some are right and some are wrong. A node answers
+questions of one subject. The chance of a right answer falls with the level along a logistic curve, `GAP`
+logits a level; questions of one level differ by `SPREAD` logits. A node that learns gains `RATE` logits from
+each mixed group. In 150 rounds of 4 questions, a real node asks about 70 questions of one subject.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def staircase() -> tuple[Choice, Told]:
 
 
 def half() -> tuple[Choice, Told]:
-    """Move by the majority: up with more than half right, down with fewer."""
+    """Go up a level if more than half of the answers are right, down if fewer than half are."""
     at = [1]
 
     def told(_: int, right: int) -> None:
@@ -50,7 +50,7 @@ def half() -> tuple[Choice, Told]:
 
 
 def thompson() -> tuple[Choice, Told]:
-    """Draw each level's share of mixed groups from its posterior, and take the level of the largest."""
+    """Draw each level's share of mixed groups from its posterior, and choose the largest draw's level."""
     seen = {level: [1, 1] for level in range(1, LEVELS + 1)}
 
     def told(level: int, right: int) -> None:
@@ -82,7 +82,7 @@ WAYS: dict[str, Callable[[], tuple[Choice, Told]]] = {
 def play(way: str, first: float, rate: float, groups: int, seed: int) -> float:
     """Return the share of mixed groups.
 
-    first: chance of a right answer at level 1 when the node begins.
+    first: chance of a right answer at level 1 at the start.
     """
     rng, ability, mixed = random.Random(seed), math.log(first / (1 - first)), 0
     choose, told = WAYS[way]()

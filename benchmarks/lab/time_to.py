@@ -1,12 +1,13 @@
-"""CPU time until a model answers 0.4 of held-out questions: TRL alone, swarmd alone, and swarmd in swarms.
+"""CPU time until a model answers 40 % of held-out questions: TRL alone, swarmd alone, swarmd in swarms.
 
     python -m benchmarks.lab.time_to --seeds 1 2 3 --out docs/time-to.png
 
-tiny-latent, a torch thread each, eight questions of eight completions a round, rate 6e-4; in a swarm also up
-to 16 external rollouts (8/16, or --round). TRL is a published package in a separate environment
-(`build/peers`). The lab simulates a swarm whose nodes share by offers; a node's time is its share of that
-process. Neither evaluation nor the verifier is counted. Draws the curves, and writes their figures to a CSV
-file of the picture's name. --from-csv draws those again.
+Each node trains tiny-latent on one torch thread, with eight questions of eight completions a round and
+learning rate 6e-4; in a swarm it also trains on up to 16 external rollouts (8/16, or --round). TRL is a
+published package in a separate environment (`build/peers`). The lab simulates a swarm, whose nodes share by
+offers, in one process; a node's time is an equal share of that process's time. Neither evaluation nor the
+verifier is counted. The program draws the curves, and writes them to a CSV file with the picture's name.
+--from-csv draws the picture again from this file.
 """
 
 import argparse
@@ -31,7 +32,8 @@ from testbed.environments import beside, default_environment, environment_of
 
 TARGET = 0.4
 ROUNDS, EVERY = 400, 10
-# Of each node; fewer in a large swarm, as the mean of its nodes counts.
+# Held-out questions, and answers of a node to each. Nodes of a large swarm answer less, since their mean
+# counts.
 QUESTIONS, ANSWERS, ANSWERS_IN_ALL = 216, 4, 16
 ARMS = {
     "trl": "TRL alone",
@@ -40,12 +42,12 @@ ARMS = {
     "8": "swarm of 8",
     "16": "swarm of 16",
 }
-# CPU seconds of a node, and its pass@1, from before the first round on.
+# Pairs of a node's CPU seconds so far and its pass@1; the first pair is from before the first round.
 Curve = list[tuple[float, float]]
 
 
 def swarm_curve(nodes: int, local: int, external: int, seed: int) -> Iterator[tuple[float, float]]:
-    """Play a swarm, and yield its curve, the mean of its nodes."""
+    """Play a swarm, and yield the mean curve of its nodes."""
     from swarmd.config.config import NodeConfig
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.lab.experiment import Evaluation, Setting
@@ -102,7 +104,7 @@ def trl_curve(seed: int) -> Iterator[tuple[float, float]]:
             folder=folder,
             seed=seed,
         ) as swarm,
-    ):  # for its questions and its verifier
+    ):  # joined only for its questions and its verifier
         held_out = swarm.tasks.source.draw_held_out(QUESTIONS, random.Random(QUESTIONS_SEED))
         asked = [[{"role": "user", "content": task.question}] for task in held_out]
         batch = tokenizer.apply_chat_template(
@@ -144,7 +146,7 @@ def trl_curve(seed: int) -> Iterator[tuple[float, float]]:
 
 
 def played(arm: str, seed: int, shares: str, python: Path) -> Curve:
-    """Return the curve of one run; the run is a separate process and ends at the target."""
+    """Return the curve of one run, which is a separate process and ends at the target."""
     command = [sys.executable, "-m", "benchmarks.lab.time_to", "--run", arm, str(seed), shares]
     done = subprocess.run(command, env=beside(python), cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -174,7 +176,7 @@ def draw(curves: dict[str, list[Curve]], to: Path) -> None:
         seconds = median(map(reached, runs))
         for n, run in enumerate(runs):
             label = f"{ARMS[arm]}: {seconds:.0f} s" if not n else None
-            # The point before the first round cannot be shown on the axis.
+            # The first point, at 0 seconds, cannot be shown on a logarithmic axis.
             axes.plot(*zip(*run[1:], strict=True), color=colour, linewidth=1.6, alpha=0.85, label=label)
     axes.axhline(TARGET, color="black", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
@@ -208,12 +210,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument(
-        "--round", default="8/16", metavar="I/J", help="own and others' rollouts of a round (8/16)"
+        "--round", default="8/16", metavar="I/J", help="own and external rollouts a round (8/16)"
     )
     parser.add_argument("--at-once", type=int, default=2, help="runs at the same time (2)")
-    parser.add_argument("--out", type=Path, help="a picture; its figures go to data/<its name>.csv beside it")
     parser.add_argument(
-        "--from-csv", action="store_true", help="draw --out from its figures, and run nothing"
+        "--out", type=Path, help="the picture; its curves go to data/<its name>.csv next to it"
+    )
+    parser.add_argument(
+        "--from-csv", action="store_true", help="draw --out from its CSV file, and run nothing"
     )
     wanted = parser.parse_args()
     table = wanted.out and wanted.out.parent / "data" / f"{wanted.out.stem}.csv"

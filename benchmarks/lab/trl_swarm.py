@@ -1,9 +1,10 @@
-"""Gain of TRL's trainer in a swarm, and the cost of a step: trainers that share against trainers that do not.
+"""Compares TRL trainers that share in a swarm with TRL trainers alone: their rewards, and the cost of a step.
 
 python -m benchmarks.lab.trl_swarm --seeds 11 12 --nodes 4 --steps 100
 
-A process and a torch thread each, on loopback, with tiny-latent. Prints for each trainer the mean reward of
-its own completions, summed over the steps, and its CPU seconds, the verifier's not counted.
+Each trainer is a process with one torch thread that trains tiny-latent; the swarm is on loopback. Prints for
+each trainer the mean reward of its own completions, summed over the steps, and its CPU seconds without the
+verifier.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 from testbed import ROOT
 from testbed.environments import beside, default_environment, environment_of
 
-# TRL's, for eight questions of eight completions a step on a CPU.
+# Settings of TRL for eight questions of eight completions a step, on a CPU.
 SETTINGS: dict[str, Any] = {
     "epsilon_high": 0.28, "lr_scheduler_type": "constant", "learning_rate": 6e-4,
     "per_device_train_batch_size": 64, "num_generations": 8, "max_completion_length": 16,
@@ -29,7 +30,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def train(folder: Path, node: int, nodes: int, steps: int, seed: int, *, shares: bool) -> None:
-    """Run one trainer; it finds the other trainers by a file in the common folder."""
+    """Run one trainer, which finds the other trainers through a file in the common folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer

@@ -1,20 +1,20 @@
-"""How long every node of a swarm needs to gather the rollouts of its next batch, and the bytes it takes.
+"""Measures how long nodes need to gather the rollouts of their next batch, and the bytes received.
 
-Real processes over loopback.
+The nodes are real processes on loopback.
 
     python -m benchmarks.network.exchange [--nodes 8] [--kib 32] [--rollout-kib 4]
         [--engine libp2p|hivemind|mixed] [--peer genrl] [--rounds 10] [--json]
 
-In each round all nodes share a set of KIB kilobytes at the same moment, and each gathers four rollouts of
-other nodes. Often all four are from the author whose offer arrives first; if a set is one rollout (--kib 16
---rollout-kib 16), they are from four authors. "node": seconds from that moment until one node holds its four.
-"every": until the last node does. Bytes are all bytes that the nodes' sockets received (`ss`, duplicates
-included), per byte of gathered rollout content. The traffic of idle nodes is printed separately, as a round
-of a real model takes longer than a round here.
+In each round all nodes share a set of KIB kilobytes at the same moment, and each node gathers four rollouts
+of other nodes. Often all four are from the author whose offer arrives first; if a set is one rollout (--kib
+16 --rollout-kib 16), they are from four authors. "node" is the seconds from that moment until one node holds
+its four rollouts, "every" the seconds until the last node does. Bytes are all bytes that the nodes' sockets
+received (`ss`, duplicates included), per byte of gathered rollout content. The traffic of idle nodes is
+printed separately, because a round of a real model takes longer than a round here.
 
 --peer genrl: GenRL 0.3.0's exchange, from its published package in a separate environment (build/peers, or
-the folder $BENCHMARK_PEERS): every node gathers the sets of all other nodes through hivemind's DHT. The two
-sides are measured one after the other in one run.
+the folder $BENCHMARK_PEERS): every node gathers the sets of all other nodes through hivemind's DHT. The run
+measures first one side, then the other.
 """
 
 import argparse
@@ -44,18 +44,18 @@ WARM_UP = 2  # rounds
 
 @dataclass(frozen=True)
 class Side:
-    """The measurements of one kind of nodes.
+    """The measurements of swarmd's nodes or of the peer's nodes.
 
-    Seconds are by round and node; bytes and CPU seconds are of all nodes together, over all rounds.
+    Seconds are by round and node; bytes and CPU seconds are sums over all nodes and rounds.
     """
 
     rounds: Sequence[Sequence[float]]
-    expected: int  # nodes that should have held something, over all rounds
+    expected: int  # nodes that should have held their rollouts, summed over all rounds
     received: float  # bytes, without upkeep
     content: int
     cpu: float  # without upkeep
-    upkeep: float  # CPU seconds a second of one node that has nothing to do
-    chatter: float  # bytes a second that it receives
+    upkeep: float  # CPU seconds a second of one idle node
+    chatter: float  # bytes a second that an idle node receives
 
     @property
     def every(self) -> list[float]:
@@ -86,18 +86,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--kib", type=int, default=32, help="of rollouts that each node shares in a round")
-    parser.add_argument("--rollout-kib", type=int, default=4, help="of each of these rollouts")
+    parser.add_argument(
+        "--kib", type=int, default=32, help="KiB of rollouts that each node shares in a round"
+    )
+    parser.add_argument("--rollout-kib", type=int, default=4, help="KiB of each of these rollouts")
     parser.add_argument("--engine", choices=["libp2p", "hivemind", "mixed"], default="libp2p")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument(
         "--settle",
         type=float,
         default=20.0,
-        help="seconds before the first round: a swarm has much to tell at its start",
+        help="seconds before the first round, because a new swarm exchanges many messages",
     )
     parser.add_argument("--peer", choices=["genrl"])
-    parser.add_argument("--environment", type=Path, help="the peer's; made where it is missing")
+    parser.add_argument(
+        "--environment", type=Path, help="folder of the peer's virtual environment; created if it is missing"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     if (arguments.nodes - 1) * max(1, arguments.kib // arguments.rollout_kib) < WANTED:
@@ -133,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = None) -> Side:
-    """Measure one kind of nodes. python: the peer's interpreter; None for swarmd nodes."""
+    """Measure the nodes of one side. python: the peer's interpreter; None for swarmd's nodes."""
     with ExitStack() as stack:
         nodes: list[ProbeProcess] = []
         for n in range(arguments.nodes):
@@ -226,12 +230,13 @@ def _cpu(nodes: Sequence[ProbeProcess]) -> float:
 class Traffic:
     """Counts the bytes that the TCP sockets of all nodes have received so far.
 
-    A closed socket counts with its bytes at the last reading. Each byte over loopback is received once.
+    A closed socket counts with the bytes of its last reading. Each byte sent over loopback counts once, at
+    its receiver.
     """
 
     def __init__(self, nodes: Sequence[ProbeProcess]) -> None:
         self._nodes = nodes
-        self._sockets: dict[tuple[str, str], int] = {}  # by both ends
+        self._sockets: dict[tuple[str, str], int] = {}  # bytes received, by local and remote address
 
     def __call__(self) -> int:
         pids = {pid for node in self._nodes if (said := node.last("cpu")) for pid in said["pids"]}

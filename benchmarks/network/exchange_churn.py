@@ -1,12 +1,13 @@
-"""Rollouts that a swarm loses when a third of its nodes is killed: real processes over loopback.
+"""Measures the rollouts that a swarm loses if a third of its nodes is killed: real processes on loopback.
 
     python -m benchmarks.network.exchange_churn [--nodes 16] [--times 3]
         [--engine libp2p|hivemind|mixed] [--json]
 
-All nodes share sets of 32 KiB and gather four rollouts a round. Then a third is killed with SIGKILL. Each
-rollout that at least two nodes held, one of which survives, is then fetched by a survivor that lacks the
-rollout and knows only its author. Then the killed nodes are started again under the same identities, while
-the survivors go on sharing. Prints how long each restarted node takes to hear its first frame.
+All nodes share sets of 32 KiB and gather four rollouts a round. Then a third of the nodes is killed with
+SIGKILL. Each rollout that at least two nodes held, at least one of which survives, is then fetched by a
+survivor that lacks it; this survivor is told only the rollout's author. Then the killed nodes are restarted
+under the same identities, while the survivors go on sharing. Prints how long each restarted node takes to
+hear its first frame.
 """
 
 import argparse
@@ -27,8 +28,8 @@ from benchmarks.network.exchange import WANTED, told
 from testbed.probe_process import ProbeProcess
 
 ROLLOUT = 4 * 1024  # bytes
-ASKED = 60  # rollouts asked for after each kill, at most
-SHARE_EVERY = 2.0  # seconds between two sets of one node
+ASKED = 60  # most rollouts fetched after each kill
+SHARE_EVERY = 2.0  # seconds between two sets that one node shares
 PATIENCE = 60.0
 
 
@@ -39,7 +40,7 @@ class Swarm:
         self._stack, self._folder, self._engine = stack, folder, engine
         self._rounds = 0
         self.nodes: dict[int, ProbeProcess] = {}
-        self.ids: dict[int, str] = {}  # peer ids, of the killed too
+        self.ids: dict[int, str] = {}  # peer ids, also of killed nodes
         for n in range(count):
             self.start(n)
         for node in self.nodes.values():
@@ -64,7 +65,7 @@ class Swarm:
         self.nodes.pop(n).kill()
 
     def share(self) -> None:
-        """Have every node share one set, in turn, over SHARE_EVERY seconds."""
+        """Have the nodes share one set each, one node after the other, over SHARE_EVERY seconds."""
         self._rounds += 1
         for i, node in enumerate(self.nodes.values()):
             at = time.time() + 0.3 + i * SHARE_EVERY / len(self.nodes)
@@ -72,7 +73,7 @@ class Swarm:
         time.sleep(SHARE_EVERY)
 
     def holders(self) -> dict[str, tuple[int, set[int]]]:
-        """Return by id the size of each rollout, and who has it."""
+        """Return, by the rollout's id, its size and the nodes that hold it."""
         found: dict[str, tuple[int, set[int]]] = {}
         mark = time.monotonic()
         for node in self.nodes.values():
@@ -150,7 +151,8 @@ def _ask(
 ) -> tuple[int, int]:
     """Fetch the survivors' rollouts; return how many could not be fetched, and how many were tried.
 
-    If a killed node held the rollout, the asker is told that one as its author: the hardest case.
+    If a killed node held the rollout, the asking node is told that the killed node is its author: the hardest
+    case.
     """
     held = {
         name: (size, holders)

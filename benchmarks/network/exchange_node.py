@@ -1,20 +1,20 @@
 """One node of `benchmarks.network.exchange`: shares and gathers rollouts as a daemon does.
 
-JSON lines, as `testbed.probe`. In:
+It speaks JSON lines, as `testbed.probe` does. In:
 
     {"round": r, "at": seconds since the epoch, "rollouts": n, "bytes": b}
-                                                share n rollouts of b bytes then, and begin our own round
-    {"list": any}                               say which blobs are at hand
-    {"fetch": id, "size": bytes, "author": peer id}     fetch this one blob, within ten seconds
+                                                share n rollouts of b bytes at that time, and begin a round
+    {"list": any}                               list the blobs that this node holds
+    {"fetch": id, "size": bytes, "author": peer id}     fetch this blob within ten seconds
 
 Out:
 
     {"up": [addresses], "id": peer id}
-    {"peers": [ids]}                            when they change
+    {"peers": [ids]}                            when the connected peers change
     {"held": r, "after": seconds, "bytes": content}
     {"listed": any, "blobs": {id: bytes}}
     {"fetched": id, "found": whether}
-    {"first": seconds after the start}          at the first frame that comes
+    {"first": seconds after the start}          when the first frame arrives
     {"cpu": seconds, "pids": [...]}             every half second
 """
 
@@ -102,7 +102,7 @@ class Node:
         self._driver.put(Share(tuple(rollouts), order["round"]))
 
     async def _fetch(self, order: dict[str, Any]) -> bool:
-        """Ask the author for a blob, then the connected members; return whether one of them has it."""
+        """Ask the author for a blob, then each connected member; return whether the blob was found."""
         name = bytes.fromhex(order["fetch"])
         with trio.move_on_after(10):
             for holder in dict.fromkeys([order["author"], *(peer.id for peer in self.member.peers())]):
@@ -136,7 +136,7 @@ class Node:
         peers: list[PeerId] = []
         me = psutil.Process()
         for turn in itertools.count():
-            if turn % 10 == 0:  # it reads the whole process table
+            if turn % 10 == 0:  # rarely, because this reads the whole process table
                 children = me.children(recursive=True)
             now = sorted(peer.id for peer in self.member.peers())
             if now != peers:
@@ -144,7 +144,7 @@ class Node:
                 peers = now
             cpu = time.process_time()
             for child in children:
-                with contextlib.suppress(psutil.Error):  # it has ended
+                with contextlib.suppress(psutil.Error):  # the child has ended
                     times = child.cpu_times()
                     cpu += times.user + times.system
             say(cpu=cpu, pids=[me.pid, *(child.pid for child in children)])

@@ -1,11 +1,11 @@
-"""Soak test: memory, deliveries and silences of a swarm of real nodes over a long time.
+"""Soak test: memory, delivered frames and longest silence of a swarm of real nodes over a long time.
 
     python -m benchmarks.network.soak [--nodes 8] [--per-second 5] [--bytes 600] [--minutes 30]
         [--engine libp2p|hivemind|mixed] [--json]
 
-All nodes together publish --per-second frames. Memory is the resident set of a node and its child (p2pd),
-as a mean over the minute that ends with the settling time, and over the last one; growth is of the node that
-grew most.
+All nodes together publish --per-second frames. Memory is the resident set of a node and its child (p2pd): the
+mean over the minute before the settling time ends, and the mean over the last minute. The growth of the node
+that grew most is reported.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any
 from testbed.probe_process import ProbeProcess
 
 LOOK_EVERY = 5.0  # seconds
-DRAIN = 10.0  # seconds for the last frames
+DRAIN = 10.0  # seconds to wait for the last frames
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -33,11 +33,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--per-second", type=float, default=5.0, help="frames of all nodes together")
+    parser.add_argument(
+        "--per-second", type=float, default=5.0, help="frames a second that all nodes together publish"
+    )
     parser.add_argument("--bytes", type=int, default=600)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument(
-        "--settled", type=float, default=5.0, help="minutes after which memory should not grow any more"
+        "--settled", type=float, default=5.0, help="minutes after which memory should no longer grow"
     )
     parser.add_argument("--engine", choices=["libp2p", "hivemind", "mixed"], default="libp2p")
     parser.add_argument("--json", action="store_true")
@@ -68,7 +70,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         begun = time.monotonic()
         for probe in probes:
             probe.order(publish=arguments.bytes, count=count, every=every)
-            time.sleep(every / arguments.nodes)  # in turn, not all at once
+            time.sleep(every / arguments.nodes)  # so that the nodes publish in turn
         sizes, quiet = _watch(probes, begun, arguments.minutes * 60)
         time.sleep(DRAIN)
         return _report(arguments, probes, sizes, quiet)
@@ -77,7 +79,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def _watch(
     probes: Sequence[ProbeProcess], begun: float, seconds: float
 ) -> tuple[list[list[tuple[float, float]]], float]:
-    """Return each node's (seconds since the beginning, MiB), and the longest silence of any node."""
+    """Return each node's (seconds since the start, MiB), and the longest silence of any node."""
     sizes: list[list[tuple[float, float]]] = [[] for _ in probes]
     last, heard, quiet = [time.monotonic()] * len(probes), [0] * len(probes), 0.0
     while (now := time.monotonic()) - begun < seconds:

@@ -1,12 +1,12 @@
-"""kill -9 of random processes of a running swarm.
+"""Kills random processes of a running swarm with SIGKILL, and measures the recovery.
 
     python -m benchmarks.node.churn [--kills 20] [--nodes 3] [--seed 0] [--json]
 
-The nodes save every 5 s here instead of every minute, so that kills meet new and old checkpoints. rounds_lost
-counts the finished rounds that a kill lost (each takes at least half a second); they are run again. At most
-the rounds since the last complete checkpoint may be lost.
+The nodes save every 5 s here instead of every minute, so that kills come soon and long after a checkpoint.
+rounds_lost counts the finished rounds that a kill lost (each takes at least half a second); they are run
+again. A kill may lose only the rounds since the last complete checkpoint.
 
-Prints a line a kill and a table; with --json the last line is one object.
+Prints a line for each kill and a table; with --json the last line is one JSON object.
 """
 
 import argparse
@@ -33,23 +33,23 @@ from swarmd.state.status import PeerList, Status
 from swarmd.trainer.checkpoint import saved_in
 from testbed.local_swarm import LocalNode, checkpoints, local_swarm
 
-# Seconds, instead of the default minute: a kill every few seconds has to meet new and old checkpoints
+# Seconds, instead of the default minute: kills, a few seconds apart, have to come soon and long after a save.
 CHECKPOINT = 5.0
 LOOK = 0.1  # seconds between two checks
-PATIENCE = 240.0  # seconds for anything to happen
+PATIENCE = 240.0  # longest wait for a condition, in seconds
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One killed process, and the swarm's recovery. Seconds are None if the daemon survived."""
+    """One killed process, and the swarm's recovery. Both `seconds` are None if the daemon was not killed."""
 
     node: str
     process: str  # "daemon", "trainer" or "verifier"
-    round_before: int  # the last in metrics.jsonl when it was killed
-    round_saved: int  # of its newest checkpoint when it was killed
+    round_before: int  # last round in metrics.jsonl before the kill
+    round_saved: int  # round of the newest checkpoint at the kill
     round_resumed: int | None  # None for a verifier, whose loss costs no round
-    up_seconds: float | None  # from the new start until the node answers
-    receiving_seconds: float | None  # from then until a frame of another node was admitted
+    up_seconds: float | None  # from the restart until the node answers
+    receiving_seconds: float | None  # from then until it admits another node's frame
     same_peer: bool
     damaged: int  # checkpoints that could not be read
     others_advanced: bool  # every other node finished a round between the kill and the recovery
@@ -68,7 +68,7 @@ def churn(
     save: float = CHECKPOINT,
     talk: Callable[[str], None] = print,
 ) -> list[Kill]:
-    """Start a swarm on the tiny model, kill `kills` times, wait for the recovery each time."""
+    """Start a swarm on the tiny model; kill a process `kills` times, and wait for each recovery."""
     rng = random.Random(seed)
     done = []
     with local_swarm(folder, nodes, ["--model", "tiny", "--pace", str(pace)], checkpoints(save)) as swarm:
@@ -103,7 +103,7 @@ def _kill_one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
     up = receiving = None
     if process == "daemon":
         up, receiving = _rejoin(node, swarm)
-    # Before it resumes, metrics.jsonl may hold a round that ended between our look and the kill
+    # Until the trainer resumes, metrics.jsonl may hold a round that ended after `before` was read.
     if process != "verifier":
         _until(
             lambda: _resumed(node, log_before) is not None, f"{node.name} to go on from a checkpoint", swarm
@@ -130,7 +130,7 @@ def _kill_one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
 
 
 def _known(node: LocalNode, swarm: Sequence[LocalNode]) -> Status:
-    """Return the node's status with the present pids of its processes; the verifier's comes with a round."""
+    """Return the node's status once it has all pids. The verifier's pid is reported with a round."""
     found: Status | None = None
 
     def known() -> bool:
@@ -160,12 +160,12 @@ def _round(node: LocalNode) -> int:
 
 
 def _log_since(node: LocalNode, start: int) -> str:
-    """Return the node's log from this byte on."""
+    """Return the node's log from byte `start` on."""
     return node.log.read_bytes()[start:].decode(errors="replace")
 
 
 def _resumed(node: LocalNode, start: int) -> int | None:
-    """Return the round that the node logged as resumed from; None if it has not logged one yet."""
+    """Return the round from which the node resumed, by its log; None if it has not resumed yet."""
     found = re.findall(r"resumed after round (\d+)", _log_since(node, start))
     return int(found[-1]) if found else None
 

@@ -1,10 +1,10 @@
-"""Measures a node as a guest: how soon it stops, and the share of the CPU that it takes.
+"""Measures a node that is limited as a guest: how soon it pauses, and the share of the CPU that it uses.
 
     python -m benchmarks.node.guest stops [--times 200]
     python -m benchmarks.node.guest share [--cpu "25 %"] [--seconds 300]
 
-stops   a real trainer, paused and resumed; seconds from the decision until it is idle
-share   a real node; CPU seconds of all its processes, by the kernel's count
+stops   a real trainer is paused and resumed; seconds from the decision until the trainer is idle
+share   a real node with a CPU limit; CPU seconds of all its processes, as the kernel counts them
 """
 
 import argparse
@@ -76,7 +76,7 @@ async def stops(times: int, folder: Path) -> dict[str, object]:
         nursery.start_soon(child.run)
         await until("training")
         for number in range(times):
-            await trio.sleep(0.05 * (number % 7))  # at different moments of its rounds
+            await trio.sleep(0.05 * (number % 7))  # so that pauses come at different moments of a round
             guest.decide(MachineFacts(on_battery=True))
             seconds.append(await until("paused"))
             guest.decide(MachineFacts(on_battery=False))
@@ -142,7 +142,7 @@ def _first_round(folder: Path) -> int:
         try:
             if (done := call(folder, "status", Status).round) > 0:
                 return done
-        except SwarmdError:  # it is starting
+        except SwarmdError:  # the node is starting
             pass
         time.sleep(0.5)
 
@@ -154,7 +154,7 @@ def _spent(pid: int) -> float:
     """
     node, found = psutil.Process(pid), 0.0
     for process in [*node.children(recursive=True), node]:
-        with contextlib.suppress(psutil.NoSuchProcess):  # its parent has its time by now
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended; its parent's time includes it
             found += sum(process.cpu_times()[:4])
     return found
 

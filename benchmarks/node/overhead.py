@@ -1,6 +1,7 @@
-"""CPU and memory of a node besides training.
+"""Measures what a node costs besides training: time, CPU and disk writes.
 
-One `swarmd join`, its daemon, verifier and libp2p engine on loopback, no peers, full speed.
+The node is one `swarmd join` with its daemon, verifier and libp2p engine on loopback, without peers, at full
+speed.
 
     python -m benchmarks.node.overhead [--model tiny] [--local 8] [--external 0] [--rounds 60]
         [--seconds 0] [--set WORDS] [--json]
@@ -8,10 +9,10 @@ One `swarmd join`, its daemon, verifier and libp2p engine on loopback, no peers,
 A round's wall time runs from one line of metrics.jsonl to the next. Overhead is the round's wall time without
 generate, score and train: share, collect, checkpoint (the time that a save blocks the round) and the gap
 outside all stages. A save in the background may also slow the stages; the round's wall time includes that.
-CPU seconds a round are of each whole process (Linux only). Written is the MB (10^6 bytes) a second that each
-process wrote to disk, with checkpoints, metrics and logs (Linux only). A checkpoint comes each minute: to
-include some, measure for at least --seconds 120. --set gives `swarmd join` more arguments. The first rounds
-do not count.
+CPU seconds per round are measured for each whole process (Linux only). "MB/s written" counts the MB (10^6
+bytes) that each process wrote to disk, with checkpoints, metrics and logs (Linux only). A node saves a
+checkpoint each minute: to include some, measure for at least --seconds 120. --set passes more arguments to
+`swarmd join`. The first rounds do not count.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from swarmd.types import RoundLine
 from testbed.local_swarm import LocalNode, local_swarm
 
 SETTLING = 5  # rounds
-LOOK = 0.5  # seconds between two checks at the lines
+LOOK = 0.5  # seconds between two looks at metrics.jsonl
 WORK = ("generate", "score", "train")
 REST = ("share", "collect", "checkpoint")
 
@@ -45,8 +46,8 @@ def main() -> None:
     parser.add_argument("--local", type=int, default=8)
     parser.add_argument("--external", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seconds", type=float, default=0.0, help="measure that long at least")
-    parser.add_argument("--set", default="", metavar="WORDS", help="more words for `swarmd join`")
+    parser.add_argument("--seconds", type=float, default=0.0, help="shortest time to measure, in seconds")
+    parser.add_argument("--set", default="", metavar="WORDS", help="more arguments for `swarmd join`")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     words = [
@@ -99,7 +100,7 @@ def main() -> None:
 
 
 def split(lines: Sequence[RoundLine]) -> dict[str, list[float]]:
-    """Return the seconds of each part of every round except the first; "overhead" excludes the work."""
+    """Return the seconds of each part of every round except the first; "overhead" excludes WORK."""
     found: dict[str, list[float]] = {name: [] for name in ("round", *WORK, *REST, "gap", "overhead")}
     for before, line in itertools.pairwise(lines):
         wall, stages = line.time - before.time, line.seconds
@@ -127,7 +128,7 @@ class _Reading:
 
 
 def _after(node: LocalNode, rounds: int, until: float = 0.0) -> _Reading:
-    """Read, once there are that many lines and it is that late."""
+    """Wait for this many rounds and for the time `until`; then read the resources used."""
     while len(node.lines()) < rounds or time.monotonic() < until:
         node.check()
         time.sleep(LOOK)
@@ -150,7 +151,7 @@ def _after(node: LocalNode, rounds: int, until: float = 0.0) -> _Reading:
 def _cpu_seconds(pid: int) -> float | None:
     """Return user and system time of a process and of the children it has waited for.
 
-    None if the system does not report them (proc(5)).
+    None if the system does not report these times (proc(5)).
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -160,7 +161,7 @@ def _cpu_seconds(pid: int) -> float | None:
 
 
 def _written(pid: int) -> int | None:
-    """Return the bytes that a process has written to disk; None if the system does not report them."""
+    """Return the bytes that a process has written to disk; None if the system does not report that."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:

@@ -1,12 +1,13 @@
-"""CPU cost of the node's page and of /metrics for the daemon, as a share of a core.
+"""Measures what the node's page and /metrics cost the daemon, as a share of a CPU core.
 
-A swarm of `swarmd join` on loopback; one node is looked at.
+One node of a swarm of `swarmd join` processes on loopback is measured.
 
     python -m benchmarks.node.page [--nodes 2] [--pairs 6] [--seconds 20] [--pace 1] [--json]
 
-CPU seconds of that node's daemon process in windows of --seconds, in turn: idle, the page shown (one reader
-of its events), /metrics scraped each second, and idle again, --pairs times. The first second after a change
-does not count. The cost is the median difference from the mean of the idle windows before and after.
+The CPU seconds of that node's daemon are measured in windows of --seconds: while nobody reads, while one
+reader follows the page's events, and while /metrics is scraped each second. A window without a reader lies
+before and after each window with one; all are repeated --pairs times. The first second after a change does
+not count. The cost is the median difference from the mean of the windows without a reader before and after.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--pace",
         default="1",
-        help="seconds of a round at least; at 1 all of the page that can change does so each second",
+        help="shortest round in seconds; at 1, everything on the page that can change changes each second",
     )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -89,7 +90,7 @@ def _measure(
 
 
 def _share(process: psutil.Process, seconds: float) -> float:
-    """Return the share of a core that a process takes for this many seconds."""
+    """Return the share of a core that a process uses during this many seconds."""
     before, begun = process.cpu_times(), time.monotonic()
     time.sleep(seconds)
     after = process.cpu_times()
@@ -118,7 +119,7 @@ def _shown(address: str) -> Iterator[None]:
         finally:
             reader.shutdown(socket.SHUT_RDWR)
             thread.join()
-        assert sum(got) > 1000, "the page got nothing"
+        assert sum(got) > 1000, "the page's reader received hardly any events"
 
 
 @contextmanager

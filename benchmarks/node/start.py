@@ -1,17 +1,18 @@
-"""Time from `swarmd join` to the end of round 1: a new state folder each run, no peers, warm files.
+"""Measures the time from `swarmd join` to the end of round 1, without peers, with a warm file cache.
 
     python -m benchmarks.node.start [--runs 5] [--model tiny] [--set WORDS] [--json]
-    # From `swarmd join swarm:…` to the first rollout that two nodes have shared
+    # From `swarmd join swarm:…` to the first rollout that one node received from the other
     python -m benchmarks.node.start --invited
 
-Wall seconds are meaningful on a quiet machine only, so the load is printed with them. CPU seconds (user and
-system) are of the daemon and all its child processes, to the end of the node; they compare two versions even
-under load. The time of round 1 alone is from its line of metrics. The first run warms the file cache, and is
-left out of the median. --set gives `swarmd join` more arguments.
+Each run has a new state folder. Wall seconds are meaningful on a quiet machine only, so the load is printed
+with them. CPU seconds (user and system) are of the daemon and all its child processes, to the end of the
+node; with them two versions can be compared even under load. The time of round 1 alone is from its line of
+metrics. The first run warms the file cache, and is left out of the median. --set passes more arguments to
+`swarmd join`.
 
 With --invited one node runs and prints its invitation, and each run is a new node that has only this
-invitation. Its time ends with the round in which it first trained on a rollout of the inviting node; CPU
-seconds are to its end.
+invitation. A run's time ends with the round in which the new node first trained on a rollout of the inviting
+node; CPU seconds are to the new node's end.
 """
 
 import argparse
@@ -33,14 +34,14 @@ PROGRAM = (sys.executable, "-m", "swarmd", "join", "--rounds", "1", "--device", 
 @dataclass(frozen=True)
 class Start:
     first_round: float  # wall seconds from the command to the line of round 1
-    all: float  # to the end of the node
-    cpu: float  # of all its processes
+    all: float  # wall seconds to the end of the node
+    cpu: float  # CPU seconds of all its processes
     round: float  # wall seconds of the round alone
-    load: float  # of the machine, a minute's mean, when it began
+    load: float  # one-minute load average at the start
 
 
 def start(words: list[str]) -> Start:
-    """Run one node, from nothing to its end after a round."""
+    """Run one node, from an empty state folder to its end after one round."""
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "said").open("w+") as said:
         load, before, begun = os.getloadavg()[0], _children(), time.monotonic()
         command = [
@@ -78,7 +79,7 @@ def meet(words: list[str], runs: int) -> None:
         )
         try:
             assert inviting.stdout is not None
-            inviting.stdout.readline()  # a round: it is up
+            inviting.stdout.readline()  # the line of a round, so the node is up
             asked = subprocess.run(
                 [*swarmd, "invite", "--state-dir", state], capture_output=True, text=True, check=True
             )
@@ -115,7 +116,7 @@ def meet(words: list[str], runs: int) -> None:
 
 
 def _until_shared(lines: Iterable[str]) -> Iterator[None]:
-    """Yield once a round, up to the first with a rollout of another node in its batch."""
+    """Yield once a round, up to the first round that trained on another node's rollout."""
     for line in lines:
         yield
         if json.loads(line)["external"]:
@@ -123,7 +124,7 @@ def _until_shared(lines: Iterable[str]) -> Iterator[None]:
 
 
 def _children() -> float:
-    """Return the CPU seconds of all processes that ended below this one."""
+    """Return the CPU seconds of all ended descendants of this process."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -134,10 +135,10 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--model", default="tiny")
-    parser.add_argument("--set", default="", metavar="WORDS", help="more words for `swarmd join`")
+    parser.add_argument("--set", default="", metavar="WORDS", help="more arguments for `swarmd join`")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
-        "--invited", action="store_true", help="measure a second node, that joins by an invitation"
+        "--invited", action="store_true", help="measure a second node, which joins by an invitation"
     )
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"

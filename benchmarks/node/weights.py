@@ -1,11 +1,11 @@
-"""Disk size and import time of each package that swarmd needs.
+"""Prints disk size and import time of each package that swarmd needs.
 
     python -m benchmarks.node.weights [--least 5] [--python 3.14]
 
-Run it with the interpreter of an installation; it reads the packages installed there. MB are of the package's
-files; ms are CPU time of the import in a new process; "for" names one of the packages that require it. Below
-the table are the sums with and without torch. With --python it checks instead whether that version of Python
-has a wheel of every package: uv resolves without downloading, and packages without a wheel are printed.
+Run it with the interpreter of an installation; it reads the packages installed there. "MB" is the size of the
+package's files; "import, ms" is the CPU time of the import in a new process; "for" names one of the packages
+that require it. Below the table are the sums with and without torch. With --python the program instead prints
+the packages that have no wheel for that version of Python; uv resolves them without downloading.
 """
 
 import argparse
@@ -29,14 +29,14 @@ print((time.process_time() - begun) * 1000)
 
 
 def needed(root: str) -> Iterator[tuple[Distribution, str]]:
-    """Yield the installed packages that `root` needs, each with one that asked for it; `root` first."""
+    """Yield `root` and the installed packages that it needs, each with one package that requires it."""
     waiting, seen = [(root, "")], {root}
     while waiting:
         name, asked_by = waiting.pop(0)
         try:
             found = distribution(name)
         except ModuleNotFoundError:
-            continue  # of another platform, or left out
+            continue  # for another platform, or not installed
         yield found, asked_by
         for line in found.requires or ():
             wanted = re.sub(r"[-_.]+", "-", re.split(r"[\[<>=!~; (]", line)[0]).lower()
@@ -57,7 +57,7 @@ def import_ms(module: str) -> float | None:
 
 
 def modules() -> dict[str, str]:
-    """Return each package's module: the one with the package's name, or else its first public one."""
+    """Return a module for each package: the one with the package's name, or else its first public module."""
     found: dict[str, list[str]] = {}
     for module, owners in packages_distributions().items():
         for owner in owners:
@@ -67,7 +67,7 @@ def modules() -> dict[str, str]:
             names, key=lambda name: (name.lower() != owner.replace("-", "_"), name.startswith("_"), name)
         )
         for owner, names in found.items()
-    } | {"reasoning_gym": "swarmd.tasks.gym"}  # as we import it
+    } | {"reasoning_gym": "swarmd.tasks.gym"}  # swarmd imports it through this module
 
 
 def table(least: float) -> None:
@@ -87,11 +87,11 @@ def table(least: float) -> None:
 
 
 def without_wheels(version: str, folder: Path) -> Iterator[str]:
-    """Yield the packages of which this version of Python has no wheel, by resolving again without each."""
+    """Yield the packages without a wheel for this version of Python; leave each out and resolve again."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     project, overrides = folder / "pyproject.toml", folder / "overrides.txt"
     project.write_text(re.sub(r"requires-python = .*", 'requires-python = ">=3.11"', text), encoding="utf-8")
-    # A pure Python package, which builds without a compiler.
+    # Pure Python packages, which build without a compiler.
     pure = [f"--no-binary={name}" for name in ("python-baseconv", "varint", "zss")]
     lines = (ROOT / "overrides.txt").read_text(encoding="utf-8")
     while True:
@@ -126,8 +126,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--least", type=float, default=5.0, help="MB of a package that has a row")
-    parser.add_argument("--python", metavar="VERSION", help="which packages have no wheel for it")
+    parser.add_argument(
+        "--least", type=float, default=5.0, help="smallest size of a package in the table, in MB"
+    )
+    parser.add_argument(
+        "--python", metavar="VERSION", help="print the packages without a wheel for this version of Python"
+    )
     given = parser.parse_args()
     if given.python is None:
         table(given.least)

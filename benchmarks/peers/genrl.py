@@ -1,19 +1,19 @@
-"""GenRL's side: its own GRPO trainer and game manager, unchanged, from its published package.
+"""GenRL's side of a comparison: its own GRPO trainer and game manager, unchanged.
 
-It runs in a separate environment.
+They run from GenRL's published package in a separate environment.
 
-`python benchmarks/peers/genrl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work:
-one update on all completions, gradient checkpointing off, no tracker; on CUDA in bfloat16. With --defaults,
-GenRL's defaults: checkpointing on and minibatches of 2, which makes 32 optimizer steps a round. Only its
-trainer's `generate` and `train` are measured, not the game's book-keeping, and no rollout is exchanged.
+`python benchmarks/peers/genrl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work as
+swarmd: one update on all completions, gradient checkpointing off, no tracker; on CUDA in bfloat16. --defaults
+keeps GenRL's defaults: checkpointing on and minibatches of 2, which makes 32 optimizer steps a round. Only
+the trainer's `generate` and `train` are measured, not the game's bookkeeping, and no rollout is exchanged.
 
 The package is installed without its dependencies; benchmarks/round/compare.py names the packages that the
-trainer imports. The other dependencies are for GenRL's network and chain, so hivemind is not installed. This
-file adds only the parts that GenRL leaves to its users: the source of the questions, and the rewards (random,
-as on the other sides).
+trainer imports. The other dependencies serve GenRL's network and blockchain, so hivemind is not installed.
+This file adds only the parts that GenRL leaves to its users: the source of the questions, and the rewards
+(random, as on the other sides of the comparison).
 
-GenRL trains on decoded text that it encodes again: the end-of-sequence is lost, and a completion's length may
-change a little.
+GenRL decodes the completions and encodes the text again before training, so the end-of-sequence token is
+lost, and a completion's length may change a little.
 """
 
 import json
@@ -23,7 +23,7 @@ import warnings
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
-# Otherwise `import genrl` would import this file
+# Otherwise `import genrl` would import this file.
 sys.path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -41,11 +41,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 from benchmarks.peers.protocol import serve  # noqa: E402
 from benchmarks.round.meter import Meter  # noqa: E402
 
-ROUNDS = 10_000  # the driver hangs up long before
+ROUNDS = 10_000  # the driver ends the process long before that
 
 
 class Questions(LocalMemoryTextDataManager):
-    """The same questions each round, as GenRL's own manager of ReasoningGYM lays them out.
+    """The same questions each round, in the form of GenRL's own manager for ReasoningGYM.
 
     There are no rollouts of other nodes.
     """
@@ -66,7 +66,7 @@ class Questions(LocalMemoryTextDataManager):
         return current_state.get_latest_state()
 
     def prepare_environment(self, *_):
-        """Do nothing: only a next stage needs it, and a round has one. The two below are the same."""
+        """Do nothing. This method and the next two serve a second stage, and a round has only one."""
 
     prepare_opponent = prepare_personal = prepare_environment
 
@@ -107,7 +107,7 @@ def main() -> None:
         enable_gradient_checkpointing=defaults,
         learning_rate=work["learning_rate"],
         temperature=work["temperature"],
-        # Its default of None becomes transformers' 50, which is another distribution, of lengths too
+        # GenRL's default, None, becomes transformers' 50, which samples other tokens, and so other lengths.
         top_k=0,
         dtype="bfloat16" if cuda else "float32",
     )
@@ -154,7 +154,7 @@ def main() -> None:
         figures.clear()
         trained = trainer.global_step
         game.run_game_round()
-        if trainer.global_step != trained + 1:  # the game manager catches every exception of train
+        if trainer.global_step != trained + 1:  # the game manager swallows exceptions of `train`
             raise SystemExit("GenRL's training failed, and its game went on without it.")
         return figures
 
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def length(ids, end):
-    """Tokens that were generated: to the first end-of-sequence, and not the padding behind it."""
+    """Return the number of generated tokens: up to the first end-of-sequence token, without the padding."""
     return ids.index(end) + 1 if end in ids else len(ids)
 
 

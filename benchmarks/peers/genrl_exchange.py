@@ -1,12 +1,12 @@
-"""GenRL's exchange, unchanged, from its published package in a separate environment.
+"""GenRL's exchange of rollouts, unchanged, from its published package in a separate environment.
 
-It is `HivemindBackend.all_gather_object`: every node waits for the sets of all (HIVEMIND_WORLD_SIZE), as a
-barrier does. Options and output lines are the same as in `benchmarks.network.exchange_node`. It listens on
-loopback only.
+The exchange is `HivemindBackend.all_gather_object`: every node waits for the sets of all HIVEMIND_WORLD_SIZE
+nodes, as at a barrier. Options and output lines are the same as in `benchmarks.network.exchange_node`. The
+node listens on loopback only.
 
-This file adds two fixes, without which GenRL does not run. hivemind 1.1.12 does not export a name that GenRL
-imports. And uvloop makes the pipe to hivemind's DHT process non-blocking, which loses values of 32 KB and
-then hangs (hivemind issues 77, 102, 227); here the pipe blocks.
+This file adds two fixes, without which GenRL does not run. First, hivemind 1.1.12 does not export a name that
+GenRL imports. Second, uvloop makes the pipe to hivemind's DHT process non-blocking; the pipe then loses
+values of 32 KB and hangs (hivemind issues 77, 102, 227). Here the pipe is made blocking again.
 """
 
 import argparse
@@ -61,12 +61,12 @@ COMPLETIONS = 8
 
 
 def say(**message):
-    sys.stdout.write(json.dumps(message) + "\n")  # one write, as two threads print
+    sys.stdout.write(json.dumps(message) + "\n")  # a single write, because two threads print
     sys.stdout.flush()
 
 
 def payloads(rng, number, rollouts, size):
-    """Return the same text as on our side, in GenRL's own form."""
+    """Return the same text as swarmd's nodes share, as GenRL's payloads."""
     length = size // COMPLETIONS - 8
     found = {}
     for n in range(rollouts):
@@ -90,7 +90,7 @@ def tell():
         for process in family:
             try:
                 times = process.cpu_times()
-            except psutil.Error:  # it has ended
+            except psutil.Error:  # the process has ended
                 continue
             cpu += times.user + times.system
         say(cpu=cpu, pids=[process.pid for process in family])
@@ -104,7 +104,8 @@ def main():
     addresses = [str(address) for address in communication.dht.get_visible_maddrs()]
     say(up=addresses, id=str(communication.dht.peer_id))
     threading.Thread(target=tell, daemon=True).start()
-    # GenRL does not show its connections, so assume all; the warm-up finds out
+    # GenRL does not show its connections, so report all nodes; a missing connection would show in the
+    # warm-up.
     say(peers=list(map(str, range(int(arguments.nodes) - 1))))
     rng = random.Random(str(communication.dht.peer_id))
     for line in sys.stdin:

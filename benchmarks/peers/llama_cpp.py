@@ -1,7 +1,7 @@
-"""llama.cpp's side: its server answers the prompts, one slot a row, in this process.
+"""llama.cpp's side of a comparison: its server answers the prompts in this process, one slot a row.
 
-`python benchmarks/peers/llama_cpp.py FOLDER GGUF`. Every completion has the full length. Prompts are the same
-token ids as on our side, and the server caches them between rounds (cache_prompt).
+`python benchmarks/peers/llama_cpp.py FOLDER GGUF`. Every completion has the full length. The prompts are the
+same token ids as on swarmd's side, and the server caches them between rounds (cache_prompt).
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Our side: the policy's generate and update, as in a round.
+"""swarmd's side of a comparison: the policy's generate and update, as in a round.
 
-`python -m benchmarks.peers.ours FOLDER [--answer]`; --answer: only generate, and end no answer early, as
-llama.cpp does.
+`python -m benchmarks.peers.ours FOLDER [--answer]`. --answer: only generate, and give every answer the full
+length, as on llama.cpp's side.
 """
 
 import random

@@ -1,8 +1,8 @@
-"""The driver of one side of a comparison.
+"""The loop that each side of a comparison runs.
 
-A child process plays one round for each line it reads, and answers with one JSON line.
+A side is a child process. It plays one round for each line that it reads, and answers with one JSON line.
 
-Standard library only: the peers' environments import it.
+This module uses the standard library only, because it is imported in the peers' environments.
 """
 
 import json
@@ -14,20 +14,20 @@ from benchmarks.round.meter import Meter
 
 
 def wait_for_turn() -> None:
-    """Block until the driver says go; leave when it hangs up."""
+    """Block until the driver asks for a round; exit when the driver hangs up."""
     if not sys.stdin.readline():
         raise SystemExit(0)
 
 
 def say(document: dict[str, Any]) -> None:
-    # Libraries print too; the driver reads only lines that begin like this
+    # Libraries print, too, so the driver reads only lines that begin with "@".
     print("@" + json.dumps(document), flush=True)
 
 
 def serve(play: Callable[[], dict[str, Any]], meter: Meter) -> None:
     """Play one round per turn, until the driver hangs up.
 
-    play: returns the round's figures; with "seconds" if only part of the round's time counts.
+    play: returns the round's figures, among them "seconds" if only part of the round's time counts.
     """
     say({"ready": True})
     while True:

@@ -1,9 +1,9 @@
-"""TRL's side: its own GRPOTrainer, unchanged, from its published package in a separate environment.
+"""TRL's side of a comparison: its own GRPOTrainer, unchanged, from its published package.
 
-`python benchmarks/peers/trl.py FOLDER [--defaults]`. The settings are the cheapest that do the same work: one
-update on all completions, no reference model (beta 0), gradient checkpointing off unless its defaults are
-asked for, no logging, no saving; on CUDA in bfloat16. Under an adapter the update goes question by question,
-which takes less memory for the same time.
+`python benchmarks/peers/trl.py FOLDER [--defaults]`. It runs in a separate environment. The settings are the
+cheapest that do the same work as swarmd: one update on all completions, no reference model (beta 0), no
+gradient checkpointing unless --defaults is given, no logging, no saving; on CUDA in bfloat16. With an
+adapter, the update goes question by question, which takes less memory and the same time.
 """
 
 import json
@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 warnings.filterwarnings("ignore")
-# Otherwise `import trl` would import this file
+# Otherwise `import trl` would import this file.
 sys.path = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -26,11 +26,11 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from benchmarks.peers.protocol import say, wait_for_turn  # noqa: E402
 from benchmarks.round.meter import Meter  # noqa: E402
 
-ROUNDS = 10_000  # the driver hangs up long before
+ROUNDS = 10_000  # the driver ends the process long before that
 
 
 class Turns(TrainerCallback):
-    """A step begins when the driver says so, and is reported when it ends."""
+    """Begins a step when the driver asks for one, and reports it when it ends."""
 
     def __init__(self, figures, meter):
         self.figures, self.meter = figures, meter

@@ -1,24 +1,25 @@
-"""Compares the changes of a young LoRA adapter on a bfloat16 base with those in float32.
+"""Compares how a new LoRA adapter learns on a bfloat16 base model and in float32.
 
     python -m benchmarks.round.adapter_bfloat16 [--rate 1e-5] [--updates 1,10,30,100] [--seed 0]
         [--device cpu|cuda|mps] [--json]
 
-One random Qwen2 layer of width 896 (Qwen2.5-0.5B's), vocabulary 4,096, rank 16. 4 questions × 8 completions
-of 32 random tokens; a completion's advantage grows with the number of its tokens from the lower half of the
-vocabulary. The update is the node's own.
+The model is one random Qwen2 layer of width 896 (as in Qwen2.5-0.5B), vocabulary 4,096, rank 16. A batch has
+4 questions × 8 completions of 32 random tokens; a completion's advantage grows with the number of its tokens
+from the lower half of the vocabulary. The update is swarmd's own code.
 
-    same batch       one batch over and over; the gain is on it
-    fresh batches    a new one for each update; the gain is on the last four that were trained on
+    same batch       one batch in all updates; the gain is measured on this batch
+    fresh batches    a new batch for each update; the gain is measured on the last four
 
-Gain: mean over tokens of A (log p − log p without the adapter). p is computed by the sampler (one token at a
-time, prompts shared, as in decoding), by the learner (its packed pass), and by float32 weights with the same
-adapter, the reference. Two rejected variants are shown as well: W + s B A folded into bfloat16 weights, and
-peft's own forward, which adds the adapter to a rounded product. Energy lost: the share Σ (rounded − exact)² /
-Σ exact² of s B A, as computed now and if folded. ±: the standard error of sampler less learner, over
-completions.
+"gain" is the mean over tokens of A (log p − log p without the adapter). p is computed by the sampler (one
+token at a time, prompts shared, as in decoding), by the learner (its packed pass), and by the reference:
+float32 weights with the same adapter. Two rejected variants are shown as well: W + s B A folded into bfloat16
+weights, and peft's own forward, which adds the adapter to a rounded product. "lost" is the share of the
+energy of s B A that rounding loses, Σ (rounded − exact)² / Σ exact², as swarmd computes it now and if the
+adapter is folded. "±" is the standard error, over completions, of the sampler's gain minus the learner's.
 
-Below: log p of 8 × 8 fresh answers by the engine `own`, less the learner's; the mean size of the difference,
-and its mean ± standard error. Before the first update the difference is from bfloat16's rounding alone.
+The second table shows log p of 8 × 8 fresh answers, by the engine `own` minus by the learner: the mean
+absolute difference, and the mean difference ± its standard error. Before the first update, only bfloat16's
+rounding causes a difference.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument(
         "--updates", type=lambda text: tuple(map(int, text.split(","))), default=(1, 10, 30, 100)
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights, adapter and batches")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, adapter and batches")
     parser.add_argument("--device", choices=["cpu", "cuda", "mps"], default="cpu")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -100,7 +101,7 @@ def main() -> None:
 def play(
     rate: float, marks: Sequence[int], fresh: bool, seed: int, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """Yield figures after each of this many updates."""
+    """Yield the figures after each number of updates in `marks`."""
     base = make(seed)
     network, exact = (
         with_adapter(copy.deepcopy(base).to(device, dtype), RANK, seed).eval()
@@ -143,7 +144,7 @@ def play(
 def engine_apart(
     rate: float, marks: Sequence[int], seed: int, device: torch.device
 ) -> Iterator[dict[str, float]]:
-    """Yield how far the built-in engine is from the learner, before the first and after this many updates."""
+    """Yield the differences between the built-in engine and the learner, before and after updates."""
     network = with_adapter(make(seed).to(device), RANK, seed).eval()
     adopt(network)
     learner, generator = learner_of(network, rate), torch.Generator().manual_seed(seed + 1)
@@ -218,7 +219,7 @@ def sampled(network: nn.Module, rows: Sequence[Row]) -> dict[Row, Sequence[float
 
 
 def gains(found: Mapping[Row, Sequence[float]], before: Mapping[Row, Sequence[float]]) -> Tensor:
-    """Return for each completion the mean over its tokens of A (log p − log p before)."""
+    """Return, for each completion, the mean over its tokens of A (log p − log p before)."""
     return torch.stack(
         [row.advantage * (torch.tensor(p) - torch.tensor(before[row])).mean() for row, p in found.items()]
     )
@@ -226,7 +227,7 @@ def gains(found: Mapping[Row, Sequence[float]], before: Mapping[Row, Sequence[fl
 
 @torch.no_grad()
 def give(network: nn.Module, other: nn.Module) -> None:
-    """Copy one network's adapter to the other."""
+    """Copy the adapter of `network` into `other`."""
     theirs = dict(other.named_parameters())
     for name, weight in network.named_parameters():
         if "lora_" in name:
@@ -235,7 +236,7 @@ def give(network: nn.Module, other: nn.Module) -> None:
 
 @torch.no_grad()
 def lost_now(network: nn.Module) -> float:
-    """Return the energy of s B A that is lost if A and B are rounded for the product."""
+    """Return the share of the energy of s B A that is lost because A and B are rounded before the product."""
     lost = energy = 0.0
     for _, layer in lora_layers(network):
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight

@@ -1,7 +1,7 @@
-"""Compares a whole round (generate and one update) with a peer's trainer: `benchmarks.round.cost --peer`.
+"""Compares a whole round (generate and one update) with another trainer: `benchmarks.round.cost --peer`.
 
-The two sides are child processes that play in turn, one torch thread each. The peer runs from its published
-package.
+The two sides are child processes that play rounds in turn, each on one torch thread. The peer, which is the
+other trainer, runs from its published package.
 """
 
 import json
@@ -20,11 +20,11 @@ from testbed import ROOT
 from testbed.environments import default_environment, environment_of
 
 TRAINERS = ("genrl", "trl")
-WARM_UP = 1  # rounds of each side
+WARM_UP = 1  # rounds of each side that do not count
 
 
 class Side:
-    """One child that plays rounds."""
+    """A child process that plays rounds."""
 
     def __init__(self, name: str, command: list[str], folder: Path, device: str) -> None:
         self._name, self._log = name, folder / f"{name}.log"

@@ -1,6 +1,7 @@
-"""The cost of a round.
+"""Measures the cost of a round.
 
-Alone: each stage of swarmd's round, in one process. With --peer: against another trainer, on the same work.
+Alone, it measures each stage of swarmd's round, in one process. With --peer, it compares swarmd with another
+trainer on the same work.
 
     python -m benchmarks.round.cost [--model tiny] [--local 8] [--external 0] [--completions 8] [--rounds 30]
         [--json]
@@ -8,14 +9,14 @@ Alone: each stage of swarmd's round, in one process. With --peer: against anothe
         [--questions trials|sapo-9] [--tokens 64] [--completions 8] [--pairs 5] [--environment FOLDER]
         [--defaults] [--device cpu|cuda] [--json]
 
-Alone: with --external, a second node of the same kind shares over the memory engine; its cost is not counted.
-CPU seconds are of this process only; the verifier's time shows in the wall time of "score". Wall and CPU time
-are taken in alternate rounds; medians, after two rounds each of warm-up.
+Alone: with --external, a second node with the same settings shares over the memory engine; its cost is not
+counted. CPU seconds are of this process only; the verifier's time is part of the wall time of "score". Wall
+and CPU time are measured in alternate rounds. The figures are medians after two warm-up rounds of each clock.
 
-Against a peer: generate and one update on 8 questions, 8 completions each. The peer runs from its published
-package in a separate environment, made at the first run (build/peers, or the folder $BENCHMARK_PEERS). The
-two sides play in turn, one torch thread each; the ratio is the peer's CPU seconds over swarmd's, median of
-the pairs.
+With --peer: both sides generate and make one update on 8 questions with 8 completions each. The peer runs
+from its published package in a separate environment, which is created at the first run (build/peers, or the
+folder $BENCHMARK_PEERS). The two sides play rounds in turn, each on one torch thread; the ratio is the peer's
+CPU seconds over swarmd's, as the median of the pairs.
 """
 
 import argparse
@@ -59,32 +60,32 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("cost", __doc__)
-    parser.add_argument("--peer", choices=compare.TRAINERS, help="the project whose trainer to compare with")
+    parser.add_argument("--peer", choices=compare.TRAINERS, help="the trainer to compare with")
     parser.add_argument(
         "--json",
         action="store_true",
-        help="the figures as one object on the last line; the table goes to stderr",
+        help="print the figures as a JSON object on the last line, and the table on stderr",
     )
     one = parser.add_argument_group("alone")
-    one.add_argument("--model", help="(tiny)")
+    one.add_argument("--model", help="model (tiny)")
     one.add_argument("--local", type=positive, help="own rollouts a round (8)")
-    one.add_argument("--external", type=int, help="others' (0)")
-    one.add_argument("--rounds", type=positive, help="how many of each clock (30)")
+    one.add_argument("--external", type=int, help="external rollouts a round (0)")
+    one.add_argument("--rounds", type=positive, help="rounds for each of the two clocks (30)")
     two = parser.add_argument_group("beside a peer")
     add_options(two)
     two.add_argument(
-        "--environment", type=Path, help="folder of the peer's virtual environment; made where it is missing"
+        "--environment", type=Path, help="folder of the peer's virtual environment; created if it is missing"
     )
     two.add_argument(
         "--defaults",
         action="store_true",
         default=None,
-        help="the peer with its default checkpointing and minibatches, not the cheapest",
+        help="keep the peer's default checkpointing and minibatches, instead of the cheapest",
     )
     arguments = parser.parse_args(argv)
     misplaced, place = (one, "without") if arguments.peer else (two, "with")
     for action in misplaced._group_actions:
-        if action.dest == "completions":  # goes with both
+        if action.dest == "completions":  # allowed with and without --peer
             continue
         if getattr(arguments, action.dest) is not None:
             parser.error(f"{action.option_strings[0]} goes {place} --peer")
@@ -118,7 +119,7 @@ def alone(arguments: argparse.Namespace) -> None:
 
 
 def measure(config: NodeConfig, rounds: int) -> dict[str, tuple[float, float]]:
-    """Return (wall, CPU) seconds of the median round by stage; "round" is the whole."""
+    """Return the median (wall, CPU) seconds of each stage; "round" is the whole round."""
     swarm = MemorySwarm()
     with Verifier(curriculum_of(config).name) as verifier:
         node = _join(swarm, 1, config, verifier)
@@ -128,7 +129,7 @@ def measure(config: NodeConfig, rounds: int) -> dict[str, tuple[float, float]]:
         for t in range(1, 2 * (rounds + WARM_UP) + 1):
             if other is not None:
                 run_round(t, other)
-            # Wall and CPU in alternate rounds: a round has one clock.
+            # Wall and CPU time are measured in alternate rounds, because a round uses one clock.
             clock, seconds = (time.perf_counter, walls) if t % 2 else (time.process_time, cpus)
             begun = clock()
             report = run_round(t, replace(node, clock=clock))

@@ -1,6 +1,6 @@
-"""One round of a model of Qwen2.5-0.5B's exact configuration, or another real one's, with random weights.
+"""Plays a round of a model with random weights and a published model's exact configuration.
 
-Prints the seconds, and the peak memory against the memory plan.
+The default is Qwen2.5-0.5B's configuration. Prints the seconds, and the peak memory against the memory plan.
 
     python -m benchmarks.round.half_billion [--model qwen2.5-0.5b|qwen2.5-1.5b|qwen3.5-0.8b|smollm2-135m|
                                                 qwen3.5-79m|gemma3-113m]
@@ -9,17 +9,18 @@ Prints the seconds, and the peak memory against the memory plan.
                                       [--memory 12] [--optimizer adamw|adamw8bit] [--threads 1]
                                       [--rounds 1] [--json]
 
-Questions of SAPO's nine specialties, all completions at full length, and made-up rewards, so that every
-completion has a gradient. One update, and a second one only for the peak, as Adam's moments exist only after
-the first update. Model, plan, answers and update are the node's own code. --rounds: number of rounds; the
-last one's seconds count, as the first rounds on a GPU include one-time work.
---memory: GB that the plan may use. --micro-batch: tokens; the work should fill it, so that the plan's peak
-with its workspace can be compared with the memory taken beyond the imports.
+The questions are from SAPO's nine specialties, all completions have full length, and rewards are made up so
+that every completion has a gradient. A round makes one update, and a second one only to measure the peak,
+because Adam's moments exist only after the first. Model, plan, answers and update are the node's own code.
+--rounds is the number of rounds; only the last round's seconds count, because the first rounds on a GPU
+include one-time work. --memory is the number of GB that the plan may use. --micro-batch is a number of
+tokens; the work should fill a micro-batch, so that the plan's peak with its workspace can be compared with
+the memory used beyond the imports.
 
-The model is made here, in a temporary folder; nothing is downloaded. Its tokenizer is a small one of this
-project: the ids above its vocabulary are drawn and trained on like all ids, but have no text. On a CPU,
-seconds are CPU seconds of all threads, and the peak is the largest resident set of the whole process, loading
-included; on CUDA, wall seconds, and the peak of torch's memory on the device.
+The model is made in a temporary folder; nothing is downloaded. Its tokenizer is a small one of this project:
+token ids above the tokenizer's vocabulary are sampled and trained on like all ids, but have no text. On a
+CPU, seconds are CPU seconds of all threads, and the peak is the largest resident set of the whole process,
+loading included. On CUDA, seconds are wall seconds, and the peak counts torch's memory on the device.
 """
 
 import argparse
@@ -55,18 +56,22 @@ def main() -> None:
         "--dtype",
         choices=["auto", "float32", "bfloat16", "nf4"],
         default="auto",
-        help="auto: as a node would choose",
+        help="auto: the type that a node would choose",
     )
     parser.add_argument("--questions", type=int, default=8)
-    parser.add_argument("--completions", type=int, default=8, help="of each question")
-    parser.add_argument("--tokens", type=int, default=64, help="of each completion")
-    parser.add_argument("--micro-batch", type=int, default=0, help="tokens; 0: the plan decides")
-    parser.add_argument("--memory", type=float, default=12.0, help="GB that the plan may count on having")
+    parser.add_argument("--completions", type=int, default=8, help="completions of each question")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each completion")
+    parser.add_argument(
+        "--micro-batch", type=int, default=0, help="tokens of a micro-batch; 0: the plan decides"
+    )
+    parser.add_argument("--memory", type=float, default=12.0, help="GB that the plan may use")
     parser.add_argument("--optimizer", choices=["adamw", "adamw8bit"], default="adamw")
-    parser.add_argument("--threads", type=int, default=1, help="of torch; 0: the settings of a node")
-    parser.add_argument("--rounds", type=int, default=1, help="the last one's seconds count")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads; 0: as many as a node uses")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="rounds to play; only the last one's seconds count"
+    )
     parser.add_argument("--json", action="store_true")
-    # A child of this program, so that making does not count
+    # A child of this program makes the model, so that this process's figures do not include it.
     parser.add_argument("--make", metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -82,7 +87,7 @@ def main() -> None:
 
 
 def make(folder: Path, model: str) -> None:
-    """Make the model in bfloat16, as the published weights are."""
+    """Make the model in bfloat16, the type of published weights."""
     tokenizer = workload._tokenizer([workload.SYSTEM, *workload.draw("sapo-9", 500, 7)])
     tokenizer.save_pretrained(folder)
     end = tokenizer.convert_tokens_to_ids(workload.END)
@@ -110,7 +115,7 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         }
     )
     meter = Meter(arguments.device)
-    # Before memory is counted: they import ReasoningGYM.
+    # Drawn before memory is measured, because the draw imports ReasoningGYM.
     questions = workload.draw("sapo-9", arguments.questions, 0)
     begun, imported = meter.begin(), meter.peak_mib()
     policy = LanguagePolicy.open(config, 0, free=lambda _: int(arguments.memory * 1e9))

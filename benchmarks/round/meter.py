@@ -1,6 +1,7 @@
 """Measures time and peak memory.
 
-It uses the standard library only, unless CUDA is used: the peers' environments import it.
+The module uses the standard library only, unless CUDA is used, because it is imported in the peers'
+environments.
 """
 
 import resource
@@ -12,9 +13,9 @@ from typing import Any
 class Meter:
     """Measures time and memory.
 
-    On the CPU: CPU seconds of this process, all threads, and its largest resident set so far. Waiting for a
-    turn costs nothing. On CUDA: wall seconds, the device's work included, and the most that torch has held
-    there since the last `begin`.
+    On the CPU: CPU seconds of all threads of this process, and its largest resident set so far. Waiting for a
+    turn takes no CPU seconds. On CUDA: wall seconds, the device's work included, and the most memory that
+    torch has allocated on the device since the last `begin`.
     """
 
     def __init__(self, device: str) -> None:
@@ -32,7 +33,7 @@ class Meter:
         return time.perf_counter()
 
     def begin(self) -> float:
-        """Return `now`; peak memory counts from here on if the device allows it."""
+        """Return `now`, and reset the peak memory if the device allows that."""
         if self._cuda is not None:
             self._cuda.reset_peak_memory_stats()
         return self.now()

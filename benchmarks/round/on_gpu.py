@@ -2,13 +2,13 @@
 
     python -m benchmarks.round.on_gpu [--only NAME …] [--minutes 60] [--out on-gpu] [--device cuda|cpu]
 
-The parts (`PARTS`) are other programs of this repository: the tests of GPUs, parity of sampler and learner
-under an adapter, real sizes with random weights, a round against TRL, a node. If a part fails, the next parts
-still run; no part begins once the minutes are over. OUT/NAME.txt has a part's whole output, OUT/table.md the
-device, the versions and a table. TRL runs from a separate environment, which is made at its first run and is
-large. --device cpu tests this program itself.
+The parts (`PARTS`) are other programs of this repository: the GPU tests, parity of sampler and learner with
+an adapter, models of real sizes with random weights, a round against TRL, a node. If a part fails, the next
+parts still run; no part begins once the minutes are over. OUT/NAME.txt has a part's whole output;
+OUT/table.md has the device, the versions and a table. TRL runs from a separate environment, which is large
+and is created at the first run. --device cpu tests this program itself.
 
-Exit code 1: a part failed.
+The exit code is 1 if a part failed.
 """
 
 import argparse
@@ -55,7 +55,7 @@ print(json.dumps({
     "transformers": transformers.__version__, "peft": peft.__version__,
 }))
 """
-# Seconds that a part gets to end after its time is over.
+# Seconds between SIGTERM and SIGKILL for a part whose time is over.
 GRACE_S: Final = 30
 
 
@@ -64,8 +64,8 @@ def main() -> None:
         prog="python -m benchmarks.round.on_gpu", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of all parts together (60)")
-    parser.add_argument("--out", type=Path, default=Path("on-gpu"), help="a folder (on-gpu)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time limit of all parts together (60)")
+    parser.add_argument("--out", type=Path, default=Path("on-gpu"), help="folder for the output (on-gpu)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
@@ -104,7 +104,7 @@ def described(device: str) -> dict[str, Any] | None:
 
 
 def play(command: Sequence[str], said: Path, limit_s: float) -> str:
-    """Run a part; print and keep its output. Returns its exit code, or that it timed out."""
+    """Run a part; print and save its output. Return its exit code, or a text if it timed out."""
     tee = subprocess.Popen(["tee", said], stdin=subprocess.PIPE)
     part = subprocess.Popen(
         command, stdout=tee.stdin, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
@@ -113,7 +113,7 @@ def play(command: Sequence[str], said: Path, limit_s: float) -> str:
         return str(part.wait(limit_s))
     except subprocess.TimeoutExpired:
         os.killpg(part.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):  # it is killed below
+        with suppress(subprocess.TimeoutExpired):  # the part is killed below
             part.wait(GRACE_S)
         return "not done in time"
     finally:

@@ -1,4 +1,4 @@
-"""Two ways to do the same work, in turn: their common options, the ratio of every pair, and the report."""
+"""Comparisons of two sides that do the same work in turn: common options, ratios and the report."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ import torch
 from benchmarks.round import workload
 
 Pairs = Sequence[tuple[float, float]]  # seconds of swarmd and of the peer
-LONGEST = 1024  # tokens of a completion: with the longest prompt it fits the models
+LONGEST = 1024  # most tokens of a completion, so that it fits the models with the longest prompt
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,26 @@ class Plan:
 
 
 def add_options(parser: Any) -> None:
-    """Add the options of a Plan, which `plan_of` reads. parser: or one of its groups."""
-    parser.add_argument("--size", choices=list(workload.SIZES), help="parameters of the model (2.4m)")
+    """Add the options of a Plan, which `plan_of` reads. parser: a parser or a group of one."""
+    parser.add_argument(
+        "--size", choices=list(workload.SIZES), help="number of the model's parameters (2.4m)"
+    )
     parser.add_argument(
         "--lengths",
         choices=["full", "varied"],
-        help="of completions: all --tokens, or a third on average (varied)",
+        help="lengths of completions: full is --tokens, varied a third of it on average (varied)",
     )
     parser.add_argument(
-        "--questions", choices=workload.SETS, help="which eight; see benchmarks/round/workload.py (trials)"
+        "--questions",
+        choices=workload.SETS,
+        help="set of eight questions, see benchmarks/round/workload.py (trials)",
     )
-    parser.add_argument("--tokens", type=tokens, help="the longest completion (64)")
-    parser.add_argument("--completions", type=positive, help="of each question (8)")
-    parser.add_argument("--pairs", type=positive, help="how many, after a warm-up (5)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="cuda: wall seconds, bfloat16 (cpu)")
+    parser.add_argument("--tokens", type=tokens, help="most tokens of a completion (64)")
+    parser.add_argument("--completions", type=positive, help="completions of each question (8)")
+    parser.add_argument("--pairs", type=positive, help="pairs of rounds, after a warm-up (5)")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], help="cuda measures wall seconds in bfloat16 (cpu)"
+    )
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
@@ -65,7 +71,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 
 
 def parser_of(program: str, text: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help is the whole text of the module."""
+    """Return a parser that shows the module's whole docstring as its help."""
     return argparse.ArgumentParser(
         prog=f"python -m benchmarks.round.{program}",
         description=text,
@@ -88,7 +94,7 @@ def tokens(text: str) -> int:
 
 
 def result(pairs: Pairs) -> dict[str, float]:
-    """Return the median seconds of each side and the ratio, peer over swarmd, as the median of the pairs."""
+    """Return each side's median seconds, and the median over the pairs of the ratio, peer over swarmd."""
     ours, peer = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
     return {"ours": ours, "peer": peer, "ratio": statistics.median(theirs / us for us, theirs in pairs)}
 
@@ -100,9 +106,9 @@ def report(
     pairs: Pairs,
     more: Mapping[str, tuple[float, float]] | None = None,
 ) -> None:
-    """Print a table, and with --json one object as the last line.
+    """Print a table, and with --json one JSON object as the last line.
 
-    more: further figures of both sides.
+    more: further figures, (swarmd's, peer's) by name.
     """
     found, ratios = result(pairs), sorted(theirs / ours for ours, theirs in pairs)
     out = sys.stderr if arguments.json else sys.stdout
@@ -132,7 +138,7 @@ def report(
 
 
 def work_of(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
-    """Describe the work for the last line: the options, defaults included."""
+    """Describe the work for the last line: all options, defaults included."""
     options = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in vars(arguments).items()

@@ -1,18 +1,18 @@
-"""Whether bfloat16 weights lose small steps, compared with float32 weights under the same gradients.
+"""Shows whether bfloat16 weights lose small steps, compared with float32 weights under the same gradients.
 
     python -m benchmarks.round.precision [--steps 200] [--rate 1e-6] [--json]
 
-The weights of the tiny model follow made-up gradients: a constant direction plus noise of the same size.
-Every variant gets the same gradients and begins from the same weights:
+The weights of the tiny model are trained on made-up gradients: a constant direction plus noise of the same
+size. Every variant gets the same gradients and begins from the same weights:
 
-    float32              the measure: plain AdamW on float32 weights
-    bfloat16, plain      the peer: torch's AdamW on bfloat16 weights, as most trainers do it
-    bfloat16, master     ours
-    …, 8 bits            ours, with train.optimizer = "adamw8bit", if bitsandbytes is installed
+    float32              the reference: plain AdamW on float32 weights
+    bfloat16, plain      torch's AdamW on bfloat16 weights, as in most trainers
+    bfloat16, master     swarmd's optimizer
+    …, 8 bits            swarmd's with train.optimizer = "adamw8bit", if bitsandbytes is installed
 
-"gone" is the distance covered along float32's path, as a share of float32's distance: 1 is all of it, 0 is
-none. With a master copy, "gone" is of the copy; "shown" is the same share for the bfloat16 weights that the
-model computes with, which move in coarser steps. "moments" is the memory of Adam's moments.
+"gone" is the distance that the weights moved along float32's path, as a share of float32's distance: 1 is all
+of it, 0 is none. With a master copy, "gone" is the copy's share; "shown" is the share of the bfloat16 weights
+that the model computes with, which move in coarser steps. "moments" is the memory of Adam's moments.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def table(steps: int, rate: float) -> dict[str, dict[str, float]]:
-    """Return for each way: gone and shown, as shares; bytes of the moments; CPU seconds."""
+    """Return for each variant: gone and shown, as shares; bytes of the moments; CPU seconds."""
     ways = {
         "float32": ("float32", "adamw"),
         "bfloat16, plain": ("bfloat16", "plain"),
@@ -93,11 +93,11 @@ def table(steps: int, rate: float) -> dict[str, dict[str, float]]:
 
 
 def gone(dtype: str, kind: str, steps: int, rate: float) -> tuple[Tensor, Tensor, int, float]:
-    """Return the way from the start, flat, of the stepped copy and of the weights.
+    """Return the flattened change of the stepped copy and of the weights since the start.
 
-    Also the bytes of Adam's moments, and CPU seconds.
+    Also return the bytes of Adam's moments, and CPU seconds.
     """
-    # From weights that both can show, so that the start is the same.
+    # Start from weights that bfloat16 can represent, so that all variants start from the same weights.
     network = load_model(
         NodeConfig().model.model_copy(update={"device": "cpu", "dtype": "bfloat16"}), 0
     ).network
@@ -123,7 +123,7 @@ def gone(dtype: str, kind: str, steps: int, rate: float) -> tuple[Tensor, Tensor
 
 
 def give_gradients(weights: Mapping[str, nn.Parameter], step: int) -> None:
-    """Set the same gradients for each method: a fixed direction per weight, plus noise of the same size."""
+    """Set gradients, the same for each variant: a fixed direction per weight plus noise of the same size."""
     directions, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + step)
     for weight in weights.values():
         gradient = torch.randn(weight.shape, generator=directions) + torch.randn(

@@ -1,17 +1,17 @@
-"""A real model: a round against TRL's, answers against llama.cpp's, the memory plan against the peak.
+"""Measures a real model: a round against TRL, answers against llama.cpp, the memory plan against the peak.
 
     python -m benchmarks.round.real --model FOLDER [--gguf FILE] [--questions 4] [--completions 8]
         [--tokens 64] [--dtype bfloat16|float32] [--pairs 3] [--skip trl|llama …] [--json]
 
-FOLDER holds the model as transformers reads it, FILE the same model for llama.cpp. One torch thread a side.
-The sides play in turn, each in its own process; the first round of each does not count. CPU seconds; a ratio
-is the median over the pairs.
+FOLDER holds the model as transformers reads it, FILE the same model for llama.cpp. Each side is a separate
+process with one torch thread. The sides play in turn; the first round of each does not count. Times are CPU
+seconds; a ratio is the median over the pairs.
 
     round       --questions × --completions completions of at most --tokens tokens, and one update of a LoRA
                 adapter of rank 16 on all of them. TRL trains question by question, without checkpointing.
-    answering   tokens a CPU second, of --questions questions, then of twice as many. Both sides write all
-                --tokens of each answer. llama.cpp has a slot for each row, and the same token ids as prompts.
-    memory      the largest resident set of swarmd, over the sum of the imports and the plan.
+    answering   tokens a CPU second, for --questions questions, then for twice as many. Both sides write all
+                --tokens of each answer. llama.cpp has a slot for each row, and gets the same token ids.
+    memory      the largest resident set of swarmd, divided by the sum of the imports and the plan.
 """
 
 import argparse
@@ -31,17 +31,21 @@ from testbed.environments import default_environment, environment_of
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of("real", __doc__)
-    parser.add_argument("--model", type=Path, required=True, help="folder of safetensors")
     parser.add_argument(
-        "--gguf", type=Path, help="the same model for llama.cpp, which is left out without it"
+        "--model", type=Path, required=True, help="the model's folder, with safetensors weights"
+    )
+    parser.add_argument(
+        "--gguf", type=Path, help="the same model for llama.cpp; without it llama.cpp is left out"
     )
     parser.add_argument("--questions", type=positive, default=4)
-    parser.add_argument("--completions", type=positive, default=8, help="of each question")
-    parser.add_argument("--tokens", type=positive, default=64, help="of each completion, at most")
+    parser.add_argument("--completions", type=positive, default=8, help="completions of each question")
+    parser.add_argument("--tokens", type=positive, default=64, help="most tokens of each completion")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--pairs", type=positive, default=3)
     parser.add_argument("--skip", nargs="*", choices=["trl", "llama"], default=[])
-    parser.add_argument("--json", action="store_true", help="the figures as one object on the last line")
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as a JSON object on the last line"
+    )
     arguments = parser.parse_args(argv)
     out = sys.stderr if arguments.json else sys.stdout
     figures: dict[str, Any] = {}
@@ -75,7 +79,7 @@ def play_round(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def answer(arguments: argparse.Namespace, scratch: Path, times: int) -> dict[str, Any]:
-    """Compare the speeds: the ratio is our tokens a CPU second over the peer's."""
+    """Compare the speeds; the ratio is swarmd's tokens a CPU second over llama.cpp's."""
     rounds = alternate(arguments, scratch, times, "llama", "--answer")
     found = compared(
         [(ours["generate"] / ours["tokens"], theirs["seconds"] / theirs["tokens"]) for ours, theirs in rounds]
@@ -92,7 +96,7 @@ def compared(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
 def alternate(
     arguments: argparse.Namespace, scratch: Path, times: int, peer: str, *more: str
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Play swarmd and a peer in turn; return each pair's figures. times: factor on the questions."""
+    """Play swarmd and a peer in turn; return each pair's figures. times: multiplies --questions."""
     folder, python = scratch / f"{peer}{times}", environment_of(peer, default_environment(peer))
     work = workload.Work(
         "", "varied", max_new_tokens=arguments.tokens, completions=arguments.completions,

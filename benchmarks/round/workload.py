@@ -1,18 +1,18 @@
-"""The work that both sides of a comparison do: a model in a folder, questions, completions and their lengths.
+"""The work that both sides of a comparison do: a model in a folder, questions, and lengths of completions.
 
-The model is Qwen2 with random weights and tied embeddings, made here; nothing is downloaded. Its lengths are
-part of its weights: one hidden dimension is the same for every token and is written by no layer, and the
-end-of-sequence row of the embeddings has a little more of it than the other rows. So both sides draw the same
-distribution of lengths from the same model, without a hook in either:
+The model is Qwen2 with random weights and tied embeddings, made here; nothing is downloaded. Its weights
+determine the lengths of completions: one hidden dimension has the same value for every token, no layer writes
+to it, and the end-of-sequence row of the embeddings has a slightly larger value in it than the other rows. So
+both sides get the same distribution of lengths from the same model, without changes to either side's code:
 
-    full     end-of-sequence never comes; every completion has exactly `max_new_tokens`
+    full     the end-of-sequence token is never sampled; every completion has exactly `max_new_tokens`
     varied   end-of-sequence has the same chance at each token: 1 in 23 if `max_new_tokens` is 64 (mean about
     22); the mean grows with `max_new_tokens`
 
 The questions are ReasoningGYM's, of one of two sets:
 
-    trials   one each of eight data sets, seed 0: the same questions as when our goals were set
-    sapo-9   eight drawn from all nine specialties of our curriculum, seed 0
+    trials   one question from each of eight data sets, seed 0, as when swarmd's goals were set
+    sapo-9   eight questions drawn from all nine specialties of the curriculum SAPO-9, seed 0
 """
 
 import json
@@ -48,7 +48,7 @@ SIZES = {
     "1.25m": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384},
     "2.4m": {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 512},
     "14m": {"hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6, "intermediate_size": 1024},
-    # Qwen2.5-0.5B's layers with fewer tokens
+    # The layers of Qwen2.5-0.5B with a smaller vocabulary.
     "360m": {
         "hidden_size": 896,
         "num_hidden_layers": 24,
@@ -68,7 +68,7 @@ TRIALS = (
 )
 SETS = ("trials", "sapo-9")
 COUNT = 8  # questions a round
-CORPUS = 2000  # questions of each set that the tokenizer learns from
+CORPUS = 2000  # questions of each set from which the tokenizer is trained
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def make(work: Work, folder: Path, seed: int = 0) -> None:
 
 
 def lay(work: Work, folder: Path, model: Path, count: int, seed: int = 0) -> None:
-    """Write the same for a model that is there, with `count` questions. folder: not yet there."""
+    """Copy a model into a new folder, and write `count` questions and the work's description there."""
     shutil.copytree(model, folder)
     _describe(work, folder, draw(work.questions, count, seed), AutoTokenizer.from_pretrained(model))
 
@@ -181,8 +181,8 @@ def _tokenizer(corpus: list[str]) -> Qwen2Tokenizer:
 
 
 def _shape_lengths(model: Qwen2ForCausalLM, end: int, chance: float) -> None:
-    """Give end-of-sequence this chance at every position (see the module's text)."""
-    constant, width = 40.0, model.config.hidden_size  # large compared with all that the layers write
+    """Give the end-of-sequence token this probability at every position (see the module's docstring)."""
+    constant, width = 40.0, model.config.hidden_size  # large compared with the values that the layers write
     with torch.no_grad():
         embeddings = model.model.embed_tokens.weight
         embeddings[:, 0] = constant

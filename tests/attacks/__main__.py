@@ -1,16 +1,16 @@
-"""Plays one attack of this folder and checks its figures against the bounds that we promise.
+"""Plays one attack of this folder and checks its figures against the promised bounds.
 
-    python -m tests.attacks NAME [--json] [further options, the attack's own]
+    python -m tests.attacks NAME [--json] [options of the attack]
 
 NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring,
 poisoner, unserved, opener, singles, loud, deafener, halver, crowder, starver, leecher, relay-starver,
 relay-hoarder, dialler, copier, announcer, or, against a judge, judge-readers, judge-board, judge-sessions,
-judge-forger, judge-disk. `python -m tests.attacks NAME --help` lists its options. The figures as a table:
-docs/admission.md, docs/judge-protocol.md. With --json the last line is one object:
+judge-forger, judge-disk. `python -m tests.attacks NAME --help` lists its options. docs/admission.md and
+docs/judge-protocol.md have tables of the figures. With --json the last line is one JSON object:
     {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most},
     "held": bool}
-A bound is the most that its figure may be. Exit code 1 if one does not hold; on a busy machine times do
-not.
+A bound is the highest value that its figure may have. The exit code is 1 if a figure exceeds its bound; times
+may do so on a busy machine.
 """
 
 import argparse
@@ -59,7 +59,7 @@ NAMES = (
 
 
 def attack_named(name: str) -> Attack:
-    """Return the attack of `tests/attacks/test_NAME.py`."""
+    """Import `tests/attacks/test_NAME.py` and return its attack."""
     found = import_module(f"tests.attacks.test_{name.replace('-', '_')}").ATTACK
     assert isinstance(found, Attack)
     return found
@@ -67,7 +67,7 @@ def attack_named(name: str) -> Attack:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence p2p's log of bans."""
+    """Turn off p2p's log messages about bans."""
     log = logging.getLogger("p2p")
     level = log.level
     log.setLevel(logging.ERROR)

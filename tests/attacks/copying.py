@@ -1,7 +1,7 @@
-"""Copies the offers of other nodes under other keys.
+"""A hostile peer that copies the offers of other nodes and signs the copies with its keys.
 
-`python -m tests.attacks.copying`, a separate process, JSON lines out: {"up": [], "id": its peer id},
-{"copied": offers so far}. It copies from the first line of its input on.
+`python -m tests.attacks.copying`, a separate process, writes JSON lines: {"up": [], "id": its peer id},
+{"copied": offers so far}. It begins to copy when it reads the first line of its input.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from testbed.probe import build_engine, lines, options, say
 from tests.attacks.harness import declare
 from tests.attacks.nodes import key_of
 
-# Ways to copy: all ids; half of them; all, with half of them replaced by ids that nobody has; all, with
-# another rollout's number and size.
+# Ways to copy an offer: with all ids; with half of the ids; with half of the ids replaced by ids that nobody
+# holds; with all ids, under another task number and size.
 HOW = ("all", "some", "mixed", "changed")
 
 
@@ -37,7 +37,7 @@ def items_of(body: bytes) -> list[offers._Item]:
 
 
 def altered(body: bytes, how: str, rng: random.Random) -> bytes:
-    """Return the body of an offer as the thief sends it."""
+    """Return the body of the thief's copy of an offer."""
     items = items_of(body)
     if how == "some":
         items = rng.sample(items, (len(items) + 1) // 2)
@@ -50,7 +50,7 @@ def altered(body: bytes, how: str, rng: random.Random) -> bytes:
 
 
 class Thief:
-    """Signs copies of offers. keys: so many that copy each offer; 0: a new key for each copy."""
+    """Signs copies of offers. keys: number of keys that copy each offer; 0: one new key for each offer."""
 
     def __init__(self, keys: int, how: str, swarm_id: bytes, seed: int) -> None:
         self._how, self._swarm_id, self._rng = how, swarm_id, random.Random(seed)
@@ -77,7 +77,7 @@ async def run(given: argparse.Namespace) -> None:
 
     def admitted(envelope: Envelope) -> None:
         nonlocal copied
-        # Copies of our rollouts may come back.
+        # The thief's own offers may come back to it.
         if not began or envelope.kind != offers.KIND or envelope.author in thief.signers:
             return
         for frame in thief.copies(envelope.body, time.time()):
@@ -107,7 +107,7 @@ async def run(given: argparse.Namespace) -> None:
         say(up=[], id=me.peer_id)
         if given.serves:
             nursery.start_soon(fetch)
-        async for _ in lines():  # the first line begins it
+        async for _ in lines():  # the first line starts the copying
             began = True
         nursery.cancel_scope.cancel()
 
@@ -115,7 +115,7 @@ async def run(given: argparse.Namespace) -> None:
 def main() -> None:
     parser = options("tests.attacks.copying", "copies offers; give it only your own nodes")
     defaults = {"how": "all", "keys": 0, "serves": False, "seed": 2}
-    about = {"keys": "that copy each offer; 0: a new one for each"}
+    about = {"keys": "number of keys that copy each offer; 0: one new key for each offer"}
     declare(parser, defaults, {"how": HOW}, about)
     given = parser.parse_args()
     given.engine = "libp2p"

@@ -1,12 +1,12 @@
-"""A peer with free keys whose clocks are wrong on purpose.
+"""A hostile peer that signs frames with many fresh keys and wrong clocks.
 
-`python -m tests.attacks.deafening`, a separate process, JSON lines out.
+`python -m tests.attacks.deafening`, a separate process, writes JSON lines.
 
-Every frame is well signed and inside every limit of a connection: --rate of them a second to each victim,
-over --connections, each signed by the next of --keys, with a clock between 300 s behind and 300 s ahead. The
-next frame of each key has another clock.
+Every frame is signed correctly and within every limit of a connection. Each victim gets --rate frames a
+second over --connections connections. The keys, --keys of them, sign in turn. The clock of each frame is
+between 300 s behind and 300 s ahead, and each frame of a key has another clock.
 
-Out: {"ready": true} when it is connected, {"written": messages so far to all victims} every second.
+Output: {"ready": true} when it is connected, {"written": messages so far to all victims} every second.
 """
 
 import random
@@ -33,7 +33,7 @@ from tests.attacks.nodes import key_of, subscribe, swallow
 
 KEYS, RATE, CONNECTIONS = 120, 1500.0, 15
 SKEW = 300.0  # seconds
-SPAN = 0.1  # seconds between two writes
+SPAN = 0.1  # seconds between two writes on a connection
 BODY = 100  # bytes
 
 
@@ -44,7 +44,7 @@ def crowd(seed: int, keys: int = KEYS) -> list[Identity]:
 def skews(rng: random.Random, most: float = SKEW) -> Iterator[float]:
     """Yield the skew of each frame's clock, in seconds.
 
-    Half of them are within the window's old limit, to fill the memory to its horizon.
+    Many frames come from almost the largest skew, so that they fill the victim's memory up to its horizon.
     """
     while True:
         yield (
@@ -55,7 +55,7 @@ def skews(rng: random.Random, most: float = SKEW) -> Iterator[float]:
 
 
 def messages(who: Sequence[Identity], topic: Topic, rng: random.Random, most: float) -> Iterator[Any]:
-    """Yield frames that the same keys have signed for libp2p."""
+    """Yield GossipSub messages with these keys' frames; each message is signed by the key of its frame."""
     signers = [
         (
             identity,
@@ -89,7 +89,7 @@ async def connection(
         try:
             async for part in parts:
                 await stream.write(part)
-        except Exception:  # hung up on; each layer raises another exception
+        except Exception:  # the victim hung up; each layer raises a different exception
             return
 
 
@@ -126,7 +126,7 @@ async def run(given: Any) -> None:
                         line.send_nowait(part)
                         written += len(share)
                     except (trio.WouldBlock, trio.BrokenResourceError):
-                        # The victim does not read as fast, or has hung up
+                        # The victim reads more slowly, or has hung up.
                         continue
             if time.monotonic() - begun > said:
                 said += 1
@@ -140,9 +140,9 @@ def main() -> None:
     parser = options("tests.attacks.deafening", "sends frames of wrong clocks; give it only your own nodes")
     defaults = {"keys": KEYS, "rate": RATE, "connections": CONNECTIONS, "skew": SKEW, "machines": False}
     about = {
-        "rate": "frames a second, to each victim",
-        "connections": "to each victim",
-        "skew": "seconds that clocks are wrong by, at most; 0: all are right",
+        "rate": "frames a second to each victim",
+        "connections": "number of connections to each victim",
+        "skew": "largest error of a clock, in seconds; 0: all clocks are right",
         "machines": "each connection comes from a different loopback address",
     }
     declare(parser, defaults | {"seconds": 600.0, "seed": 1}, {}, about)

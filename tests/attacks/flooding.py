@@ -1,14 +1,13 @@
-"""A hostile peer with a valid key.
+"""A hostile peer with a valid key that floods its victims with messages.
 
-`python -m tests.attacks.flooding`, a separate process, JSON lines out.
+`python -m tests.attacks.flooding`, a separate process, writes JSON lines.
 
-It writes GossipSub messages that are made and signed beforehand straight into the victims' streams, with none
-of the limits that the library keeps to, and when it is hung up on it dials again at once, with the same key
-or with a new one.
+It makes and signs GossipSub messages beforehand, and writes them straight into the victims' streams, without
+the limits of the library. When a victim hangs up, it dials again at once, with the same key or a new one.
 
-Out: {"ready": CPU seconds so far} when the messages are made; after each dial {"dialled": victim, "key": n,
-"refused": whether it got no connection, "messages": written, "seconds": from the first of them until it was
-hung up on, null if it was not}; at the end {"done": CPU seconds of this process}.
+Output: {"ready": CPU seconds so far} when the messages are made; after each dial {"dialled": victim, "key":
+n, "refused": whether the victim refused the connection, "messages": number written, "seconds": from the first
+message until the victim hung up, null if it did not}; at the end {"done": CPU seconds of this process}.
 """
 
 import argparse
@@ -49,7 +48,7 @@ BODY = 100  # bytes
 
 
 def rpcs(kind: str, identity: Identity, topic: Topic, count: int, batch: int) -> list[bytes]:
-    """Return `count` messages as they travel, `batch` in each RPC."""
+    """Return the encoded RPCs for `count` messages, `batch` messages in each RPC."""
     me = ID.from_string(identity.peer_id).to_bytes()
     private = create_new_key_pair(identity.seed).private_key
     rng = random.Random(identity.seed)
@@ -82,17 +81,17 @@ def rpcs(kind: str, identity: Identity, topic: Topic, count: int, batch: int) ->
 
 
 class Flood:
-    """One dial. rate: messages a second.
+    """One dial of a victim, and the flood over this connection.
 
-    Offered as fast as the victim takes them, and no faster than this.
+    rate: the most messages a second; a victim that reads more slowly gets fewer.
     """
 
     def __init__(self, victim: str, topic: Topic, rate: float, batch: int) -> None:
         self._target = info_from_p2p_addr(multiaddr.Multiaddr(victim))
         self._topic, self._rate, self._batch = topic, rate, batch
         self.connected = False
-        self.messages = 0  # written
-        self.cut: float | None = None  # seconds after the first message
+        self.messages = 0  # number written
+        self.cut: float | None = None  # seconds from the first message until the victim hung up
 
     async def run(self, identity: Identity, written: Iterator[bytes], seconds: float) -> None:
         host = make_host(identity)
@@ -101,7 +100,7 @@ class Flood:
             async with host.run(listen_addrs=[]):
                 try:
                     stream, ended = await subscribe(host, self._target, self._topic)
-                except Exception:  # regardless of how the library reports a refused peer; `connected` tells
+                except Exception:  # the victim refused; `connected` stays False
                     return
                 self.connected, begun = True, time.monotonic()
                 async with trio.open_nursery() as nursery:
@@ -117,7 +116,7 @@ class Flood:
                 await stream.write(rpc)
                 self.messages += self._batch
                 await trio.sleep(max(0.0, begun + self.messages / self._rate - time.monotonic()))
-        except Exception:  # hung up on; each layer raises another exception
+        except Exception:  # the victim hung up; each layer raises a different exception
             await trio.sleep_forever()
 
 

@@ -1,12 +1,12 @@
-"""Count the rollouts that the gate rejects and accepts, for each margin.
+"""Counts the rollouts that the gate rejects and accepts, for each margin.
 
-Prints a table; nothing is attacked and no node learns from another.
+It prints a table. Nothing is attacked, and no node learns from another node.
 
     python -m tests.attacks.gate_margins [--rounds 0 50 150] [--margins 1 1.25 1.5 2] [--questions 200]
 
-Each of the tiny models trains alone, and is kept as it was after this many rounds. Each of them then answers
-the same questions; each node judges the other nodes' usable rollouts by limits from its own answers, and one
-node's rollouts with each poison in their right answers.
+Each of the tiny models trains alone, and a copy is kept after each number of rounds in --rounds. All these
+models answer the same questions. Each model's gate, with limits from the model's own answers, then judges the
+other models' usable rollouts, and one model's rollouts with each poison put into their right answers.
 """
 
 import argparse
@@ -27,18 +27,18 @@ from tests.attacks.learners import COMPLETIONS, Swarm, settings
 from tests.attacks.test_poisoner import POISONS, Poison
 
 ANYBODY = PeerId("anybody")
-POISONED = ("tiny", 50)  # the model into whose rollouts the poisons are put
+POISONED = ("tiny", 50)  # model and rounds of the rollouts that are poisoned
 
 
 @dataclass
 class Judge:
     name: str
     own: Sequence[Scored]
-    others: Mapping[str, Sequence[Scored]]  # by author, with our log-probabilities
+    others: Mapping[str, Sequence[Scored]]  # by author, with this model's log-probabilities
 
 
 def stages(verifier: Verifier, rounds: Sequence[int]) -> Iterator[tuple[str, int, LanguagePolicy]]:
-    """Yield the models after this many rounds alone. Each is trained before the next is given."""
+    """Yield each model after each of these numbers of rounds alone; train it only when it is asked for."""
     for number, model in enumerate(("tiny", "tiny-latent")):
         swarm = Swarm(verifier, 2000)
         learner = swarm.join(number, settings(model, round={"local": 8, "external": 0}))
@@ -50,7 +50,7 @@ def stages(verifier: Verifier, rounds: Sequence[int]) -> Iterator[tuple[str, int
 def usable(
     verifier: Verifier, policy: LanguagePolicy, tasks: Sequence[Task]
 ) -> tuple[list[Scored], list[Scored]]:
-    """Return all answers as they were sampled, and the usable ones as other nodes get them."""
+    """Return all answers as they were sampled, and the usable answers as other nodes receive them."""
     answers = policy.generate([task.question for task in tasks], COMPLETIONS)
     rewards = verifier([(task.ref, answer.completions) for task, answer in zip(tasks, answers, strict=True)])
     own = [
@@ -80,7 +80,7 @@ def judges(verifier: Verifier, rounds: Sequence[int], questions: int) -> list[Ju
         author: [replace(s, rollout=cut_behind_answers(s.rollout, TINY_9)) for s in rollouts]
         for author, rollouts in sent.items()
     }
-    for model, behind, policy in stages(verifier, rounds):  # the same again: one seed, one run
+    for model, behind, policy in stages(verifier, rounds):  # the same models: same seed
         name = f"{model} {behind}"
         looked_at = {
             author: [
@@ -96,7 +96,8 @@ def judges(verifier: Verifier, rounds: Sequence[int], questions: int) -> list[Ju
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.attacks.gate_margins", description="rollouts that the gate rejects"
+        prog="python -m tests.attacks.gate_margins",
+        description="Counts the rollouts that the gate rejects and accepts, for each margin.",
     )
     parser.add_argument("--rounds", type=int, nargs="+", default=[0, 50, 150])
     parser.add_argument("--margins", type=float, nargs="+", default=[1.0, 1.25, 1.5, 2.0])

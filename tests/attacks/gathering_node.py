@@ -1,11 +1,11 @@
-"""A node as the daemon builds it, without a trainer.
+"""A node as the daemon builds it, but without a trainer.
 
-It shares rollouts too large to be gossiped whole, and gathers other nodes' rollouts.
+It shares rollouts that are too large to be gossiped whole, and gathers other nodes' rollouts.
 
-`Node` runs over any engine. As a program, `python -m tests.attacks.gathering_node`, JSON lines out: {"up":
-[addresses], "id": peer id}, {"peers": [ids]} when they change, and after each round {"round": n, "at":
-seconds since the epoch, "got": external rollouts in it, "set_aside": authors, "missed": fetches so far that
-brought nothing, "cpu": seconds}. End of input: leave.
+`Node` runs over any p2p engine. The program `python -m tests.attacks.gathering_node` writes JSON lines:
+{"up": [addresses], "id": peer id}; {"peers": [ids]} when the connected peers change; and after each round
+{"round": n, "at": seconds since the epoch, "got": external rollouts received in the round, "set_aside":
+authors, "missed": failed fetches so far, "cpu": seconds}. It leaves the swarm at the end of its input.
 """
 
 import argparse
@@ -40,7 +40,7 @@ MAX_AGE = 2  # rounds
 
 
 class Node:
-    """clock: seconds since the epoch. Every rollout that it gathers counts as useful."""
+    """An honest node without a trainer. clock: seconds since the epoch."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class Node:
         near: PeerId = "",
         late: float = 0.0,
     ) -> None:
-        """near, late: frames that did not come by `near` are heard `late` seconds later."""
+        """near, late: frames that a peer other than `near` forwards are handled `late` seconds later."""
         self.identity, self._rng, self._near, self._late = identity, rng, near, late
         self._nursery: trio.Nursery | None = None
-        self.got = 0  # rollouts, in this round
+        self.got = 0  # rollouts received in this round
         self._numbers = itertools.count(rng.randrange(10**8))  # of tasks
         self.round = 0
         self.member = Member(
@@ -77,7 +77,7 @@ class Node:
         return self.identity.peer_id
 
     async def run(self, seconds: float, ended: Callable[["Node"], None]) -> None:
-        """Play rounds of this many seconds until cancelled. `ended` is called at the end of each."""
+        """Play rounds of about this many seconds until cancelled. Call `ended` at the end of each round."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self.driver.run, self.member)
             while True:
@@ -158,9 +158,11 @@ async def run(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = options("tests.attacks.gathering_node", "a node that trains nothing")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds of a round")
-    parser.add_argument("--near", default="", help="peer id: frames that it does not hand on are heard late")
-    parser.add_argument("--late", type=float, default=0.0, help="seconds later")
+    parser.add_argument("--every", type=float, default=5.0, help="mean length of a round, in seconds")
+    parser.add_argument(
+        "--near", default="", help="peer id; frames that other peers forward are handled late"
+    )
+    parser.add_argument("--late", type=float, default=0.0, help="delay of those frames, in seconds")
     trio.run(run, parser.parse_args())
 
 

@@ -1,12 +1,13 @@
-"""A peer that begins RPCs and does not finish them.
+"""A hostile peer that begins RPCs and does not finish them.
 
-`python -m tests.attacks.halving`, a separate process, JSON lines out.
+`python -m tests.attacks.halving`, a separate process, writes JSON lines.
 
-Over each of --connections to a victim it opens --streams of GossipSub, announces on each an RPC of --size
-bytes, and sends all but the last byte. If it is hung up on, it dials again until --seconds are over.
+Over each of --connections connections to a victim it opens --streams GossipSub streams. On each stream it
+announces an RPC of --size bytes, and sends all but the last byte. If the victim hangs up, it dials again
+until --seconds are over.
 
-Out: {"ready": true}, {"halves": RPCs begun, at the moment it has begun all on one connection}, {"cut":
-seconds from then until it was hung up on}, {"done": true}.
+Output: {"ready": true}; {"halves": RPCs begun} when all RPCs of a connection are begun; {"cut": seconds from
+then until the victim hung up}; {"done": true}.
 """
 
 import argparse
@@ -31,7 +32,7 @@ async def begin(host: Any, victim: Any, half: bytes) -> None:
     try:
         stream = await host.new_stream(victim.peer_id, list(MESHSUB))
         await stream.write(half)
-    except Exception:  # reset, or hung up on; each layer raises another exception
+    except Exception:  # reset, or the victim hung up; each layer raises a different exception
         return
 
 
@@ -58,7 +59,7 @@ async def keep_coming(number: int, victim: Any, given: argparse.Namespace) -> No
     while True:
         try:
             await connection(key_of(given.seed, number), victim, given)
-        except Exception:  # it was not let in, or hung up on while it dialled: again
+        except Exception:  # the victim refused, or hung up during the dial: dial again
             await trio.sleep(0.5)
 
 

@@ -1,8 +1,9 @@
-"""The frame of every attack: its options, its figures, and the bounds that we promise.
+"""The common parts of all attacks: options, figures and promised bounds.
 
-An attack is a function `attack(folder, *, option=default, ...)` that plays it, prints its outcome with
-`show`, and returns its figures. `Attack(attack, bounds)` makes a program of it: each keyword is an option of
-`python -m tests.attacks NAME`, of the type of its default. A bound is the most that its figure may be.
+A function `attack(folder, *, option=default, ...)` plays the attack, prints its outcome with `show`, and
+returns its figures. `Attack(attack, bounds)` makes the function a program: each keyword becomes an option of
+`python -m tests.attacks NAME`, with the type of its default. A bound is the highest value that its figure may
+have.
 """
 
 import argparse
@@ -15,12 +16,12 @@ from statistics import fmean
 from typing import Any
 
 ENGINES = ("libp2p", "hivemind")
-REDIALS = ("none", "same", "fresh")  # of who was hung up on: with the same key or a new one
+REDIALS = ("none", "same", "fresh")  # after a victim hung up: no redial, the same key, a new key
 
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-    """choices: the values that an option may have. about: its meaning, if its name does not say it."""
+    """One attack as a program. choices: allowed values of options. about: help texts of options."""
 
     play: Callable[..., Any]
     bounds: Mapping[str, float]
@@ -28,12 +29,12 @@ class Attack:
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def figures(self, name: str, argv: Sequence[str]) -> Mapping[str, Any]:
-        """Play it with these options."""
+        """Play the attack with these options, and return its figures."""
         summary = (inspect.getmodule(self.play).__doc__ or "").partition("\n\n")[0]
         parser = argparse.ArgumentParser(prog=f"python -m tests.attacks {name}", description=summary)
         taken = list(inspect.signature(self.play).parameters.values())[1:]
         declare(parser, {option.name: option.default for option in taken}, self.choices, self.about)
-        # 0 is a value like any other, and equal to False.
+        # `is not False`, because 0 equals False but is a valid value.
         given = {
             name: value
             for name, value in vars(parser.parse_args(argv)).items()
@@ -49,7 +50,7 @@ def declare(
     choices: Mapping[str, Iterable[str]],
     about: Mapping[str, str],
 ) -> None:
-    """Make each default an option of its type; True and False are a switch, a tuple may be given again."""
+    """Add an option for each default, of its type; booleans are switches, tuples may be repeated."""
     for name, default in defaults.items():
         many = isinstance(default, tuple)
         kind = type(default[0] if many else default)
@@ -63,7 +64,7 @@ def declare(
 
 
 def figures_of(result: Any) -> Mapping[str, Any]:
-    """The fields and properties of a result, by name."""
+    """Return the fields and properties of a result, by name."""
     if isinstance(result, Mapping):
         return result
     properties = [
@@ -90,7 +91,7 @@ class Shares:
 
 
 def show(case: str, result: Any) -> None:
-    """One line: the case and its figures (`pytest -s`)."""
+    """Print a line with the case and its figures (visible with `pytest -s`)."""
     figures = {
         name: figure
         for name, figure in figures_of(result).items()
@@ -104,5 +105,5 @@ def show(case: str, result: Any) -> None:
 
 
 def worst(results: Mapping[str, Any], figure: str) -> float:
-    """The highest of this figure over all cases."""
+    """Return the highest value of this figure over all cases."""
     return max(float(figures_of(result)[figure]) for result in results.values())

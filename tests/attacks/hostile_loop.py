@@ -2,11 +2,12 @@
 
 python -m tests.attacks.hostile_loop [--seconds 30] [--through-node] [ATTACK…]
 
-The loop trains tiny-latent on one torch thread, shares a group a step and collects (`import swarmd`); an
-honest member shares, too. `clock` and `thread`: how much longer a step took than before the attack, by the
-clock and in CPU time of the loop's thread, as shares. `core`: the CPU share of the swarm's two threads
-before, during and after it. As Python runs one thread at a time, the loop loses no more than the difference
-on an idle machine; on a busy machine the clock shows the load of other programs.
+The loop trains tiny-latent on one torch thread; at each step it shares a group and collects groups (`import
+swarmd`). An honest member shares, too. `clock` and `thread` are the increase of a step's time over the time
+before the attack, as shares: of wall time, and of CPU time of the loop's thread. `core` is the CPU share of
+the swarm's two threads before, during and after the attack. Python runs one thread at a time, so on an idle
+machine the loop loses at most the difference in `core`. On a busy machine, `clock` also shows the load of
+other programs.
 """
 
 import argparse
@@ -42,7 +43,7 @@ FLOODS: dict[str, tuple[str, dict[str, str | float]]] = {
     "new-keys": ("flooding", {"kind": "frames", "redial": "fresh"}),
     "crowder": ("deafening", {"skew": 0, "rate": 400, "connections": 5, "seconds": 3600}),
 }
-# Members that share rollouts which they should not.
+# Members that share rollouts that an honest member would not share.
 MEMBERS = ("malformed", "plagiarist")
 WARM_STEPS = 20
 Join = Callable[[Path], AbstractContextManager[swarmd.JoinedSwarm]]
@@ -65,7 +66,7 @@ def share(swarm: swarmd.JoinedSwarm) -> None:
 
 
 def member(kind: str, folder: Path, address: str) -> None:
-    """Be another member of the swarm, until killed."""
+    """Run another member of the swarm until the process is killed."""
     swarm = joined(folder, address)
     network = swarm.network
     assert network is not None
@@ -106,7 +107,7 @@ class Loop:
         self.collected += len(self._swarm.collect(4))
 
     def run(self, seconds: float) -> tuple[float, float, float]:
-        """Return a step's median by the clock and its CPU time in this thread; the other threads' share."""
+        """Return a step's median wall time, its CPU time, and the CPU share of the other threads."""
         times, thread, program = list[float](), time.thread_time(), time.process_time()
         while sum(times) < seconds:
             begun = time.monotonic()
@@ -117,7 +118,7 @@ class Loop:
 
 
 def started(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
-    """Start a program whose temporary files lie in the folder, since it is killed."""
+    """Start a program with its temporary files in the folder, because it is killed before removing them."""
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -161,7 +162,7 @@ def other_member(kind: str, folder: Path, address: str) -> Iterator[None]:
 
 
 def measure(name: str, seconds: float, join: Join) -> dict[str, Any]:
-    """Play one attack, and return how much longer a step took, as shares."""
+    """Play one attack, and return the increase of a step's time as shares, and other figures."""
     with (
         tempfile.TemporaryDirectory() as folder,
         join(Path(folder) / "loop") as swarm,
@@ -206,9 +207,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [*FLOODS, *MEMBERS, "none"]
-    parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"of {', '.join(names)}; default: all")
-    parser.add_argument("--seconds", type=float, default=30.0, help="before, of and after each attack")
-    parser.add_argument("--through-node", action="store_true", help="join through a node's process")
+    parser.add_argument(
+        "attacks", nargs="*", metavar="ATTACK", help=f"attacks to play, of {', '.join(names)}; default: all"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="seconds to measure before, during and after each attack"
+    )
+    parser.add_argument(
+        "--through-node", action="store_true", help="join the swarm through a node in a separate process"
+    )
     given = parser.parse_args()
     join: Join = through_node if given.through_node else joined
     os.environ["SWARMD_SWARM_MDNS"] = "off"

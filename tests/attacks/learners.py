@@ -1,6 +1,6 @@
-"""Swarms of the tiny model in one process, for attacks on learning.
+"""Swarms of tiny models in one process, for attacks on learning.
 
-Real members, rounds, verifier and updates; time is played.
+Members, rounds, verifier and updates are real; only time is simulated.
 """
 
 import random
@@ -33,7 +33,7 @@ LOCAL, EXTERNAL, COMPLETIONS = 4, 4, 8
 
 
 def settings(model: str = "tiny", **sections: dict[str, object]) -> NodeConfig:
-    """Return an operator's usual settings, except for these sections."""
+    """Return a node's usual settings for these tests; `sections` override them."""
     rounds = {"local": LOCAL, "external": EXTERNAL, "completions": COMPLETIONS}
     return NodeConfig.model_validate(
         {"model": {"name": model, "device": "cpu", "threads": 1}, "round": rounds, **sections}
@@ -55,7 +55,7 @@ R = TypeVar("R")
 def over_seeds(
     name: str, kinds: Iterable[str], seeds: int, play: Callable[[Verifier, str, int], R]
 ) -> dict[str, list[R]]:
-    """Play each kind with each seed, and show the outcome."""
+    """Play each kind with each seed; show and return the outcomes."""
     found: dict[str, list[R]] = {kind: [] for kind in kinds}
     with Verifier(TINY_9.name) as verifier:
         for seed in range(1, seeds + 1):
@@ -67,16 +67,16 @@ def over_seeds(
 
 @dataclass
 class Learner:
-    """An honest node and its outcome."""
+    """An honest node and the reports of its rounds."""
 
     node: RoundParts
     policy: LanguagePolicy
     reports: list[RoundReport] = field(default_factory=list)
-    # Seconds of our CPU that its batches took to choose, the gate's look at them included
+    # CPU seconds in which this process chose the node's batches, the gate's checks included.
     choosing: float = 0.0
 
     def reward(self, last: int) -> float:
-        """Return the mean reward of the node's completions over its last rounds."""
+        """Return the mean reward of the node's completions over the last `last` rounds."""
         return fmean(r.reward_mean or 0.0 for r in self.reports[-last:])
 
     @property
@@ -85,7 +85,7 @@ class Learner:
 
     @property
     def seconds(self) -> float:
-        """Return the CPU seconds that it spent in all rounds; the verifier is a separate process."""
+        """Return the CPU seconds of all the node's rounds, without the verifier's process."""
         return sum(sum(r.seconds.values()) for r in self.reports)
 
     @property
@@ -95,7 +95,7 @@ class Learner:
 
 @dataclass(frozen=True, kw_only=True)
 class _Timed(BatchBuilder):
-    """Adds the CPU time of building batches to the learner's, and shows them to the swarm's `batches`."""
+    """Adds the CPU time of building batches to `learner.choosing`; calls `swarm.batches` with each batch."""
 
     learner: Learner
     swarm: "Swarm"
@@ -110,15 +110,15 @@ class _Timed(BatchBuilder):
 
 @dataclass
 class Swarm:
-    """Members of one MemorySwarm; each joins with its own number, which is its seed, too."""
+    """Members of one MemorySwarm. Each joins with a different number, from which its seed is derived."""
 
     verifier: Verifier
     seed: int
     memory: MemorySwarm = field(default_factory=MemorySwarm)
     clock: Clock = field(default_factory=Clock)
     learners: list[Learner] = field(default_factory=list)
-    rounds: int = 0  # behind all of them
-    # Is shown every batch that is trained on
+    rounds: int = 0  # rounds played so far
+    # Called with every batch that is trained on.
     batches: Callable[[Sequence[Scored]], None] = lambda batch: None
 
     def node(self, number: int, config: NodeConfig | None = None) -> OneByOne:
@@ -128,7 +128,7 @@ class Swarm:
         return node
 
     def join(self, number: int, config: NodeConfig, start: Path | None = None) -> Learner:
-        """start: a folder that a policy was saved to; None: the model as it comes."""
+        """Add a learner. start: folder of a saved policy; None: the published model."""
         node, seed = self.node(number, config), 1000 * self.seed + number
         policy = LanguagePolicy.open(config, seed)
         if start is not None:
@@ -144,7 +144,7 @@ class Swarm:
         return learner
 
     def play(self, rounds: int, others: Sequence[Callable[[int], None]] = ()) -> None:
-        """others: the actions of members that do not learn in a round, before the learners' round."""
+        """Play rounds. others: actions of members that do not learn, called before each learners' round."""
         for _ in range(rounds):
             self.rounds += 1
             for act in others:
@@ -155,7 +155,7 @@ class Swarm:
 
 
 def completions(policy: LanguagePolicy, questions: int, samples: int, seed: int = 0) -> list[str]:
-    """Return a policy's answers to questions it was not trained on, at its own temperature."""
+    """Return a policy's answers to held-out questions, sampled at the policy's temperature."""
     tasks = CurriculumTasks(TINY_9).draw_held_out(questions, random.Random(seed))
     return [
         c.text for g in policy.generate([task.question for task in tasks], samples) for c in g.completions

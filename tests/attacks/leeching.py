@@ -1,11 +1,11 @@
-"""A crowd of free keys that takes from one node as much as it gives.
+"""A crowd of fresh keys that downloads as much from one node as the node sends.
 
-`python -m tests.attacks.leeching`, a separate process, JSON lines out.
+`python -m tests.attacks.leeching`, a separate process, writes JSON lines.
 
-Each key has a connection. It asks for one blob again and again, on --streams at once, or, with --iwant, it
-asks by IWANT for the node's own frames.
+Each key has one connection. It requests one blob again and again, on --streams streams at the same time; with
+--iwant, it requests the node's own frames by IWANT instead.
 
-Out: {"ready": true} when all are connected, {"taken": bytes so far} every second.
+Output: {"ready": true} when all keys are connected, {"taken": bytes so far} every second.
 """
 
 import time
@@ -32,12 +32,12 @@ from tests.attacks.nodes import key_of, subscribe
 
 BLOB_BYTES = 256 * 1024
 IWANTS_PER_S = 10
-# A stream that was reset is opened again after this time; a faster peer would be hung up on.
+# Seconds until a stream that was reset is opened again. A faster peer would lose its connection.
 AGAIN_S = 0.2
 
 
 class Leech:
-    """One key and its connection. source: the address that it dials from. begin: when it takes."""
+    """One key and its connection. source: the address that it dials from. begin: starts the requests."""
 
     def __init__(self, seed: int, number: int, source: str, begin: trio.Event, streams: int) -> None:
         self.host, self.taken = make_host(key_of(seed, number)), 0  # bytes
@@ -45,7 +45,7 @@ class Leech:
         (tcp,) = self.host.get_network().transport_manager.get_transports()
         tcp.dial = lambda where: tcp.dial_with_source(where, (source, 0))
         self.host.set_stream_handler(MESHSUB[0], self._hear)
-        self._names: list[bytes] = []  # of the victim's frames, as IWANT names them
+        self._names: list[bytes] = []  # ids of the victim's frames, in the form of IWANT
 
     async def run(self, victim: Any, topic: Topic, question: bytes, task_status: Any) -> None:
         async with self.host.run(listen_addrs=[]), trio.open_nursery() as nursery:
@@ -69,7 +69,7 @@ class Leech:
                     self.taken += len(answer)
             except Broken:
                 pass  # the victim reset the stream
-            except Exception:  # no stream; each layer raises another exception
+            except Exception:  # no stream was opened; each layer raises a different exception
                 pass
             await trio.sleep(AGAIN_S)
 
@@ -117,10 +117,10 @@ async def run(given: Any) -> None:
 def main() -> None:
     parser = options("tests.attacks.leeching", "takes blobs and gives none; give it only your own")
     about = {
-        "keys": "connections, one of each",
-        "streams": "of each key, that ask at once",
-        "blob": "the id of the blob to ask for, in hex",
-        "iwant": "asks for the node's own frames instead",
+        "keys": "number of keys; each has one connection",
+        "streams": "streams of each key that request at the same time",
+        "blob": "id of the blob to request, in hexadecimal",
+        "iwant": "request the node's own frames instead of a blob",
         "machines": "each key has a different loopback address",
     }
     defaults = {

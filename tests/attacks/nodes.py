@@ -1,4 +1,4 @@
-"""Real processes for the attacks: honest nodes on loopback, and the common parts of hostile ones."""
+"""Real processes for the attacks: honest nodes on loopback, and the common parts of hostile peers."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ from tests.doubles import TIMEOUT_S
 
 
 def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list[ProbeProcess]:
-    """Return honest nodes that are connected to each other."""
+    """Start honest nodes and wait until they are connected to each other."""
     first = stack.enter_context(ProbeProcess(folder / "0", engine=engine))
     more = [
         ProbeProcess(folder / str(n), engine=engine, bootstrap=first.addresses[:1]) for n in range(1, nodes)
@@ -36,7 +36,7 @@ def attacker(
     digest: str = "0",
     **options: str | float,
 ) -> ProbeProcess:
-    """Return a hostile process. At the end it is killed: it reads no orders, so none would make it leave."""
+    """Start a hostile process. It is killed at the end, because it reads no orders and would not leave."""
     given = {
         name: [] if value is True else [str(value)] for name, value in options.items() if value is not False
     }
@@ -60,9 +60,9 @@ def key_of(seed: int, number: int) -> Identity:
 
 
 async def subscribe(host: Any, victim: Any, topic: Topic) -> tuple[Any, Any]:
-    """Connect a libp2p host to a victim and say that we are in its topic.
+    """Connect a libp2p host to a victim and subscribe to its topic.
 
-    Returns the stream, and an event that is set when the connection ends.
+    Return the stream, and an event that is set when the connection ends.
     """
     await host.connect(victim)
     ended = host.get_network().get_connections(victim.peer_id)[0].muxed_conn.event_closed
@@ -73,7 +73,7 @@ async def subscribe(host: Any, victim: Any, topic: Topic) -> tuple[Any, Any]:
 
 
 async def swallow(stream: Any) -> None:
-    """Read and drop all bytes, until the other end hangs up."""
+    """Read and discard all bytes until the other end hangs up."""
     try:
         while await stream.read(65536):
             pass

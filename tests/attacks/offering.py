@@ -1,12 +1,12 @@
-"""Keys that offer blobs which they do not hold.
+"""A hostile peer with many keys that offer blobs which they do not hold.
 
-`python -m tests.attacks.offering`, a separate process, JSON lines out.
+`python -m tests.attacks.offering`, a separate process, writes JSON lines.
 
---how deny: each key is a separate member, connected to the victims, and answers that it has nothing. gone:
-the frames of all keys come over one connection, and nobody can ask their authors. fresh: the same, with a new
-key for every offer.
+--how deny: each key is a separate member that is connected to the victims and answers that it does not hold
+the blob. gone: one connection carries the frames of all keys, and the authors cannot be asked. fresh: like
+gone, with a new key for every offer.
 
-Out: {"up": [], "id": its peer id}, {"offered": offers so far} every second.
+Output: {"up": [], "id": its peer id}, {"offered": offers so far} every second.
 """
 
 import argparse
@@ -28,18 +28,18 @@ from testbed.probe import build_engine, lines, options, say
 from tests.attacks.harness import declare
 from tests.attacks.nodes import key_of
 
-KEYS, IDS, RATE = 10, 44, 14.0  # keys; ids in an offer; offers a second of all keys together
+KEYS, IDS, RATE = 10, 44, 14.0  # keys; ids in an offer; offers a second by all keys together
 
 
 def body(rng: random.Random, ids: int = IDS) -> bytes:
-    """Return an offer of this many rollouts that do not exist."""
+    """Return the body of an offer of this many rollouts that do not exist."""
     index = TINY_9.specialties.index("bf")
     items = [(index, rng.randrange(2**16), rng.randrange(500, 20_000), rng.randbytes(12)) for _ in range(ids)]
     return offers._body(1, items)
 
 
 def keys(how: str, seed: int, count: int = KEYS) -> Iterator[Identity]:
-    """Yield the signer of each next offer."""
+    """Yield the signer of each offer in turn."""
     return map(
         partial(key_of, seed), itertools.count(1) if how == "fresh" else itertools.cycle(range(1, count + 1))
     )
@@ -54,7 +54,7 @@ async def run(given: argparse.Namespace) -> None:
 
     def member(identity: Identity) -> Member:
         build = partial(build_engine, given, identity)
-        # Deaf
+        # A member that ignores all frames.
         return Member(identity, topic, build, sequence=numbers, clock=time.time, admitted=lambda _: None)
 
     first = key_of(given.seed, 0)
@@ -81,7 +81,7 @@ async def run(given: argparse.Namespace) -> None:
                     )
                 await trio.sleep(max(0.0, begun + n / given.rate - time.monotonic()))
 
-        async for _ in lines():  # the first line begins it
+        async for _ in lines():  # the first line starts the attack
             nursery.start_soon(offer)
         nursery.cancel_scope.cancel()
 
@@ -91,7 +91,7 @@ def main() -> None:
         "tests.attacks.offering", "offers blobs that it does not hold; give it only your own nodes"
     )
     defaults = {"how": "deny", "rate": RATE, "ids": IDS, "seed": 2}
-    about = {"rate": "offers a second", "ids": "in each"}
+    about = {"rate": "offers a second", "ids": "ids in each offer"}
     declare(parser, defaults, {"how": ["deny", "gone", "fresh"]}, about)
     given = parser.parse_args()
     given.engine = "libp2p"

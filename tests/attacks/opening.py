@@ -1,12 +1,13 @@
-"""A peer that opens without end, streams or connections, or sends frames that open nothing.
+"""A hostile peer that opens streams or connections without end, or sends frames for no stream.
 
-`python -m tests.attacks.opening`, a separate process, JSON lines out.
+`python -m tests.attacks.opening`, a separate process, writes JSON lines.
 
-It writes prepared yamux frames, as fast as the victim takes them, and counts the replies.
+It writes prepared yamux frames as fast as the victim reads them, and counts the replies.
 
-Out: {"ready": CPU seconds so far}; at the end {"opened": streams, or connections that were let in, or frames,
-"answered": streams on which the victim said something, "answers": how often, "ended": streams that it ended,
-"dials": connections tried, "refused": of these, not let in, "spent": its own CPU seconds}.
+Output: {"ready": CPU seconds so far}; at the end {"opened": streams opened, connections accepted, or frames
+written, "answered": streams on which the victim sent data, "answers": number of its data frames, "ended":
+streams that the victim ended, "dials": connections tried, "refused": connections refused, "spent": CPU
+seconds of this process}.
 """
 
 import argparse
@@ -42,13 +43,13 @@ from tests.doubles import until
 
 
 def line(text: str) -> bytes:
-    """Return a line of multistream-select."""
+    """Encode a line of multistream-select."""
     return bytes([len(text) + 1]) + text.encode() + b"\n"
 
 
-ENDED = 5.0  # seconds until all streams are ended, unless there are too many
+ENDED = 5.0  # seconds to wait until the victim has ended all streams
 HELLO = line("/multistream/1.0.0")
-STREAMS = {  # bytes written on a stream
+STREAMS = {  # bytes written on each stream, by kind
     "silent": b"",
     "unknown": HELLO + line("/unknown/1"),
     "identify": HELLO + line("/ipfs/id/1.0.0"),
@@ -56,7 +57,7 @@ STREAMS = {  # bytes written on a stream
     "pings": HELLO + line("/ipfs/ping/1.0.0") + bytes(32 * 500),
 }
 CONNECTIONS = {"connect": "the handshake, and closed", "hello": "closed as soon as the victim says something"}
-FRAMES = {  # for a stream that there is not, on one connection: bytes of them in a Noise message
+FRAMES = {  # frames for a stream that does not exist: bytes of frames in each Noise message, by kind
     "frames": 1000 * HEADER_SIZE,
     "pieces": 1,
 }
@@ -77,15 +78,15 @@ def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
 
 
 def opening(kind: str, number: int) -> bytes:
-    """One stream, as it travels.
+    """Return the bytes that open a stream.
 
-    The attacker closes its side at once, so the stream is gone when the victim closes the other side.
+    The attacker closes its side at once, so the stream ends when the victim closes its side.
     """
     return frame(TYPE_WINDOW_UPDATE, FLAG_SYN, number) + frame(TYPE_DATA, FLAG_FIN, number, STREAMS[kind])
 
 
 async def connect(address: str, identity: Identity) -> Any:
-    """A connection that has got as far as yamux, to read and write its frames. Raises if it is refused."""
+    """Return a connection ready to read and write yamux frames. Raise an exception if it is refused."""
     peer, endpoint = parse_bootstrap(address)
     upgrader, target = make_host(identity).get_network().upgrader, ID.from_string(peer)
     raw = RawConnection(TrioTCPStream(await trio.open_tcp_stream(endpoint.host, endpoint.port)), True)
@@ -101,7 +102,7 @@ async def connect(address: str, identity: Identity) -> Any:
 async def open_streams(
     address: str, identity: Identity, kind: str, count: Count, limit: int, rate: float = float("inf")
 ) -> None:
-    """Open streams on one connection, until it ends or there were so many."""
+    """Open streams on one connection, until it ends or `limit` streams were opened."""
     count.dials += 1
     try:
         secured = await connect(address, identity)
@@ -123,7 +124,7 @@ async def open_streams(
 
 
 async def send_frames(address: str, identity: Identity, kind: str, count: Count) -> None:
-    """Write frames that nobody needs on one connection, until it ends."""
+    """Write useless frames on one connection, until it ends."""
     count.dials += 1
     secured, frames = await connect(address, identity), frame(TYPE_WINDOW_UPDATE, 0, 1) * 1000
     with contextlib.suppress(Exception):  # hung up on; each layer raises another exception
@@ -134,7 +135,7 @@ async def send_frames(address: str, identity: Identity, kind: str, count: Count)
 
 
 def sealed(secured: Any, data: bytes, size: int) -> bytes:
-    """Encrypt the data in Noise messages of this many bytes, as they travel."""
+    """Encrypt the data in Noise messages of `size` bytes each, with their length prefixes."""
     pieces = (secured.conn.encrypt(data[at : at + size]) for at in range(0, len(data), size))
     return b"".join(len(piece).to_bytes(2, "big") + piece for piece in pieces)
 
@@ -151,7 +152,7 @@ async def _listen(secured: Any, count: Count, done: trio.CancelScope) -> None:
                 if len(data) < size:
                     break
                 data = data[size:]
-                count.answers += kind == TYPE_DATA and stream % 2  # on one of our streams
+                count.answers += kind == TYPE_DATA and stream % 2  # odd streams are the attacker's
                 for seen, where in ((kind == TYPE_DATA, answered), (flags & (FLAG_FIN | FLAG_RST), ended)):
                     where.update([stream] if seen and stream % 2 else [])
                 count.answered, count.ended = len(answered) + before[0], len(ended) + before[1]
@@ -166,7 +167,7 @@ async def open_connections(
     limit: int,
     source: str | None = None,
 ) -> None:
-    """Open one connection after the other. source: the address that they come from."""
+    """Open `limit` connections, one after the other. source: the address to dial from."""
     _, endpoint = parse_bootstrap(address)
     host, port = endpoint.host, endpoint.port
     for _ in range(limit):
@@ -178,7 +179,7 @@ async def open_connections(
                         raise ConnectionError
             else:
                 await (await connect(address, next(identities))).close()
-        except Exception:  # each layer raises another exception
+        except Exception:  # each layer raises a different exception
             count.refused += 1
         else:
             count.opened += 1

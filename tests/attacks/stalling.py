@@ -1,17 +1,18 @@
-"""A peer that takes its time.
+"""A hostile peer that answers slowly or never, and opens streams that it never finishes.
 
-`python -m tests.attacks.stalling`, a separate process, JSON lines in, JSON lines out.
+`python -m tests.attacks.stalling`, a separate process, reads and writes JSON lines.
 
-It connects to its victims, says that it is in their swarm, and answers each question as it is told to. In
-answer to an order it opens as many streams to the victims as it likes, none of which is ever finished, and
-notes which of them the victims end.
+It connects to its victims, subscribes to their swarm's topic, and answers each question in the way that was
+ordered last. On another order it opens streams to the victims, finishes none of them, and counts those that
+the victims end.
 
-In:   {"answer": "never" or "dribble"}     from now on; dribble: a byte a second of an answer of 1,000
-      {"open": n, "how": "half" or "question", "seconds": s}     streams to each victim, at once: half: opened
-      and left alone; question: the
-      first bytes of a question, and another one each second. After s seconds they are let go.
-Out:  {"up": [], "id": its peer id}, {"asked": number of questions so far}, {"opened": streams now, "ended":
-the victim ended so many of them, "lost": connections that ended}, after those seconds
+In:   {"answer": "never" or "dribble"}     for all later questions; dribble: an answer of 1,000 bytes, one
+byte a second
+      {"open": n, "how": "half" or "question", "seconds": s}     open n streams to each victim at once; half:
+      send nothing; question: send the first bytes of a question, then one byte a second. All are dropped
+      after s seconds.
+Out:  {"up": [], "id": its peer id}, {"asked": questions received so far}, and after those s seconds
+{"opened": streams, "ended": streams that a victim ended, "lost": connections that ended}
 """
 
 import argparse
@@ -59,7 +60,7 @@ class Stalling:
                         await stream.write(b"?")
                 while await stream.read(1000):
                     pass
-            except Exception:  # the victim ended it; each layer raises another exception
+            except Exception:  # the victim ended the stream; each layer raises a different exception
                 pass
             ended += 1
 
@@ -67,14 +68,14 @@ class Stalling:
         with trio.move_on_after(order["seconds"]):
             async with trio.open_nursery() as nursery:
                 for muxed in connections:
-                    muxed.stream_backlog_semaphore = trio.Semaphore(100_000)  # the library's own manners
+                    muxed.stream_backlog_semaphore = trio.Semaphore(100_000)  # no limit
                     for _ in range(order["open"]):
                         nursery.start_soon(one, muxed)
                 await trio.sleep_forever()
         say(opened=opened, ended=ended, lost=sum(muxed.event_closed.is_set() for muxed in connections))
 
     async def answer(self, stream: Any) -> None:
-        """Answer as told, without reading the question."""
+        """Answer as ordered, without reading the question."""
         self._asked += 1
         say(asked=self._asked)
         try:

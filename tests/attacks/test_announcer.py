@@ -1,8 +1,8 @@
-"""Announcer: one machine announces many keys in the DHT, so that a newcomer meets no other peers, and many
-swarms.
+"""Announcer: one machine announces many keys for a swarm in the DHT, so that a newcomer finds no other peers;
+it also announces many other swarms.
 
-Played is the store of provider records of one DHT node in virtual time. Members of different network groups
-announce themselves every two minutes, the attacker all its keys every ten seconds.
+The test plays the provider store of one DHT node in virtual time. Members of different network groups
+announce themselves every two minutes; the attacker announces all its keys every ten seconds.
 """
 
 import random
@@ -28,9 +28,9 @@ EVERY_S, ATTACKS_EVERY_S, LOOK_EVERY_S = 120.0, 10.0, 30.0
 
 @dataclass
 class Announced(Shares):
-    """Shares of the list of a swarm's providers."""
+    """The attacker's shares of a swarm's provider list."""
 
-    lost: int = 0  # lookups for which the node had no list left
+    lost: int = 0  # lookups that found no providers
 
 
 def attack(
@@ -76,7 +76,7 @@ async def _play(keys: int, members: int, swarms: int, seconds: float, rng: rando
 
 
 def _turns(members: int, seconds: float, rng: random.Random) -> Iterator[tuple[float, int]]:
-    """Yield when somebody announces itself: a member, or -1, the attacker; -2: when a newcomer looks."""
+    """Yield (time, who): a member or the attacker (-1) announces itself, or a newcomer looks up (-2)."""
     for who, every in [
         *((member, EVERY_S) for member in range(members)),
         (-1, ATTACKS_EVERY_S),
@@ -88,10 +88,10 @@ def _turns(members: int, seconds: float, rng: random.Random) -> Iterator[tuple[f
             at += every * rng.uniform(0.75, 1.25)
 
 
-def test_one_machine_has_one_place_in_the_list_of_a_swarm(tmp_path: Path) -> None:
+def test_one_machine_does_not_displace_members_from_the_provider_list(tmp_path: Path) -> None:
     found = attack(tmp_path)
     assert found.most <= ATTACK.bounds["most"] and found.lost == 0
-    few = attack(tmp_path, members=3)  # all of them stay
+    few = attack(tmp_path, members=3)  # none of the three is displaced
     assert few.most == 17 / 20 and few.lost == 0
 
 

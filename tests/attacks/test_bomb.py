@@ -1,12 +1,11 @@
-"""Bomb: a blob that is small in transit and 200 MiB when it is inflated.
+"""Bomb: a blob that is small in transit and has 200 MiB when it is decompressed.
 
-And frames and answers larger than they may be.
+Oversized frames and answers are tested, too.
 
-The code is the real one: `p2p.blobs.blobs`, `swarmd.exchange.fetching`, the inbox.
-The bombs weigh about 200 kB. One says how large it is; one says 1 MiB and holds 200; one says nothing;
-one hides it in a second zstd frame, behind one that may be skipped, or asks for a window of 128 MiB. Time and
-memory are measured in a separate process: the median time of nine attempts, and their peak resident memory,
-so memory that was freed also counts.
+The code is the product's: `p2p.blobs.blobs`, `swarmd.exchange.fetching`, the inbox. Each bomb has about 200
+kB. The bombs state their true size, state 1 MiB or one byte, state no size, hide the content in a second zstd
+frame or behind a skippable frame, or ask for a window of 128 MiB. Time and memory are measured in a separate
+process: the median time of nine attempts, and the peak resident memory, which includes memory that was freed.
 """
 
 import json
@@ -36,7 +35,7 @@ INFLATED = 200 * MIB
 
 
 def inflatable() -> list[bytes]:
-    """Return 200 MiB in parts of 1 MiB: zeros, with a little noise so that the whole weighs about 200 kB."""
+    """Return 200 MiB in parts of 1 MiB: zeros, with some noise so that they compress to about 200 kB."""
     rng = random.Random(0)
     return [rng.randbytes(900) + bytes(MIB - 900) for _ in range(INFLATED // MIB)]
 
@@ -48,9 +47,9 @@ def compressed(*, says_size: bool, window_log: int = 0) -> bytes:
 
 
 def lying(bomb: bytes, claim: int) -> bytes:
-    """Return the same content under another claim of its size.
+    """Return the bomb with another stated size.
 
-    The field is rewritten to four bytes (RFC 8878, 3.1.1.1).
+    The size field is rewritten with four bytes (RFC 8878, 3.1.1.1).
     """
     single = bomb[4] & 0b00100000
     window = b"" if single else bomb[5:6]
@@ -75,9 +74,9 @@ def bombs() -> dict[str, bytes]:
 
 
 def resident(*, anew: bool = False) -> int:
-    """Return the peak resident bytes of this process. anew: count from now on.
+    """Return the peak resident bytes of this process. anew: reset the peak first.
 
-    (On Linux getrusage gives a value that is inherited from the parent process.)
+    getrusage would not do on Linux, because its value is inherited from the parent process.
     """
     status = Path("/proc/self/status")
     if not status.exists():
@@ -98,7 +97,7 @@ def refused(blob: bytes) -> bool:
 
 
 def fetched(bomb: bytes) -> bytes | None:
-    """Return the blob that a fetch ends with when the holder answers with this bomb, which it has offered."""
+    """Return the result of a fetch whose holder offered this bomb and answers with it."""
     outputs = list[Output]()
     fetcher, holder = Fetcher(outputs.append), PeerId("attacker")
     item = Offered(holder, TaskRef("bf", 1), content_id(bomb), len(bomb), holder)
@@ -112,9 +111,9 @@ def fetched(bomb: bytes) -> bytes | None:
 def measured() -> dict[str, dict[str, float]]:
     """Return the cost of each hostile input.
 
-    A cost has the input's bytes, whether it was accepted, milliseconds, and additional resident MiB.
+    A cost consists of the input's bytes, whether it was accepted, milliseconds, and additional resident MiB.
     """
-    # So that the measurement includes no imports
+    # A first call, so that the measurement does not include imports.
     refused(zstd.compress(b"x" * 1000) + b"x")
     figures: dict[str, dict[str, float]] = {}
 
@@ -135,7 +134,7 @@ def measured() -> dict[str, dict[str, float]]:
     for name, bomb in thrown.items():
         measure(name, len(bomb), lambda bomb=bomb: refused(bomb))  # type: ignore[misc]
     bomb = thrown["says 1 MiB"]
-    # It matches its offer: only inflation shows the difference
+    # The bomb matches its offer, so only decompression reveals it.
     blob = fetched(bomb)
     measure("fetched as offered", len(bomb), lambda: blob is not None and refused(blob))
     huge = bytes(MAX_FRAME_BYTES * 64)
@@ -165,7 +164,7 @@ def throw(folder: Path) -> dict[str, dict[str, float]]:
     return figures
 
 
-def test_every_bomb_is_refused_at_once_and_costs_no_memory(tmp_path: Path) -> None:
+def test_every_bomb_is_rejected_quickly_and_without_much_memory(tmp_path: Path) -> None:
     figures = throw(tmp_path)
     assert len(figures) == 9 and not worst(figures, "taken") and worst(figures, "more_MiB") < 16
     assert worst(figures, "ms") < 50  # 5 ms on an idle machine

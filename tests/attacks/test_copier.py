@@ -1,11 +1,11 @@
-"""Copier: copies each offer that it hears under other keys, so that nobody fetches from the author.
+"""Copier: a thief copies each offer that it hears under other keys, so that nobody fetches from the author.
 
 `pytest -s` prints the figures.
 
-The thief is connected to all honest nodes. These share and gather as the daemon does
-(`tests.attacks.gathering_node`). Over the memory engine time is a mock clock's, a frame needs HOP from node
-to node and a question LATENCY; over libp2p they are processes, and hear each other's offers LATE, as if they
-were far away and the thief near.
+The thief is connected to all honest nodes, which share and gather as the daemon does
+(`tests.attacks.gathering_node`). Over the memory engine, a mock clock gives the time, a frame takes HOP from
+node to node, and a question takes LATENCY. Over libp2p, the nodes are processes that hear each other's offers
+LATE later than the thief's, as if they were far away and the thief near.
 """
 
 import random
@@ -43,7 +43,7 @@ THIEF = key_of(SEED, 0).peer_id
 
 @dataclass
 class Network:
-    """Honest nodes with this many neighbours each. degree: 0: the thief's frames come first everywhere."""
+    """Honest nodes with `degree` neighbours each. If it is 0, the thief's frames arrive first everywhere."""
 
     degree: int
     rng: random.Random
@@ -55,7 +55,7 @@ class Network:
     nursery: trio.Nursery | None = None
 
     def connect(self) -> None:
-        """Make each node a neighbour of the next one, and of random other nodes."""
+        """Make each node a neighbour of the previous node and of random other nodes."""
         names = list(self.engines)
         self.neighbours = {name: set() for name in names}
         for n, name in enumerate(names):
@@ -75,7 +75,7 @@ class Network:
                     self.nursery.start_soon(self._arrive, receiver, 2 * HOP, copy, THIEF)
 
     def _paths(self, author: PeerId) -> Iterator[tuple[PeerId, int, PeerId]]:
-        """Yield each other node, how far it is from the author, and who hands a frame on to it."""
+        """Yield each other node, its hops from the author, and the node that forwards frames to it."""
         seen, waiting = {author}, deque([(author, 0)])
         while waiting:
             name, hops = waiting.popleft()
@@ -90,7 +90,7 @@ class Network:
 
 
 class Far(MemoryEngine):
-    """A node that is connected to its neighbours and the thief, and can ask everybody."""
+    """A node that is connected to its neighbours and the thief, and can request from every node."""
 
     def __init__(self, network: Network, me: PeerId, handlers: Handlers) -> None:
         super().__init__(network.swarm, me, handlers)
@@ -112,13 +112,13 @@ class Far(MemoryEngine):
 def in_memory(
     nodes: int, degree: int, how: str, keys: int, serves: bool, seconds: float, seed: int = 1
 ) -> dict[str, float]:
-    """One run over the memory engine: the external rollouts of honest nodes before and under the attack."""
+    """Play over the memory engine; return the external rollouts before and during the attack."""
     rng = random.Random(seed)
     network = Network(degree, rng)
     got: list[tuple[float, int]] = []
     honest: list[Node] = []
     wasted: list[int] = []
-    blamed: list[float] = []  # honest nodes' scores of each other, below 0
+    blamed: list[float] = []  # negative scores that honest nodes gave each other
 
     def clock() -> float:
         return START + trio.current_time()
@@ -165,7 +165,7 @@ def _kind(how: str, keys: int, serves: bool) -> str:
 
 
 def _result(got: Sequence[tuple[float, int]], begun: float, since: float) -> dict[str, float]:
-    # A rollout that came in addition to the places of a round fills no other place.
+    # Rollouts beyond the places of a round do not count.
     before = fmean(min(count, WANTED) for at, count in got if begun - 2 * ROUND < at <= begun)
     under = fmean(min(count, WANTED) for at, count in got if at > since + ROUND)
     return {"before": before, "under": under, "lost": max(0.0, 1 - under / before)}
@@ -174,7 +174,7 @@ def _result(got: Sequence[tuple[float, int]], begun: float, since: float) -> dic
 def in_processes(
     folder: Path, nodes: int, how: str, keys: int, serves: bool, seconds: float
 ) -> dict[str, float]:
-    """The same with real nodes on loopback."""
+    """Play the same attack with real nodes on loopback."""
     with ExitStack() as stack:
         more = ["--every", str(ROUND), "--near", THIEF, "--late", str(LATE)]
         start = partial(ProbeProcess, module="tests.attacks.gathering_node", more=more)
@@ -219,7 +219,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("degree, how, keys, serves", CASES)
-def test_authors_are_fetched_from_although_a_thief_copies_them(
+def test_nodes_get_the_authors_blobs_although_a_thief_copies_offers(
     degree: int, how: str, keys: int, serves: bool
 ) -> None:
     found = in_memory(8, degree, how, keys, serves, seconds=30.0)
@@ -248,10 +248,10 @@ ATTACK = Attack(
     {"lost": 0.05},
     choices={"engine": ["memory", "libp2p"], "how": HOW},
     about={
-        "degree": "neighbours of a node; 0: the thief's frames come first. Of the memory engine",
-        "how": "all ids; half of them; the other half are invented ones; all, with another number and size",
-        "keys": "that copy each offer; 0: a new one for each",
-        "serves": "it serves the blobs that it copies",
-        "seed": "of the memory engine's run",
+        "degree": "neighbours of a node, over the memory engine; 0: the thief's frames arrive first",
+        "how": "copy all ids; half of them; half, the others invented; all, with another number and size",
+        "keys": "number of keys that copy each offer; 0: one new key for each offer",
+        "serves": "the thief serves the blobs whose offers it copies",
+        "seed": "seed of a run over the memory engine",
     },
 )

@@ -1,9 +1,9 @@
-"""Crowder: well-formed frames of free keys, within all limits, over many connections to the middle node of a
-line; the nodes behind it suffer.
+"""Crowder: many connections send valid frames of fresh keys, within all limits, to the middle node of a line,
+so that it no longer forwards frames of the nodes at the ends.
 
-A and C are connected to B alone, and frames of one reach the other only if B passes them on. Real processes
-over loopback (`testbed.probe`); the attacker is `tests.attacks.deafening` with right clocks. libp2p alone:
-p2pd passes on frames before we check them.
+A and C are connected to B alone, so frames of A reach C only if B forwards them, and vice versa. The nodes
+are real processes on loopback (`testbed.probe`); the attacker is `tests.attacks.deafening` with correct
+clocks. Only libp2p is tested, because p2pd forwards frames before swarmd checks them.
 """
 
 import sys
@@ -26,12 +26,12 @@ FOREVER = 3600.0  # seconds
 @dataclass
 class Crowded:
     honest: int  # frames that A and C sent to each other
-    missed: float  # share of them
-    middle: int  # frames of B, to A and C
+    missed: float  # share of these frames that did not arrive
+    middle: int  # frames that B sent to A and C
     middle_missed: float
-    written: int  # the attacker's frames
-    passed_on: int  # of them, as far as A and C saw them
-    cpu: float  # share of a core that B took
+    written: int  # frames that the attacker sent
+    passed_on: int  # frames of the attacker that A or C received
+    cpu: float  # share of a core that B used
 
 
 def attack(
@@ -49,7 +49,7 @@ def attack(
             one.order(shut_out=other.peer_id, seconds=FOREVER)
         for end in (a, c):
             end.wait(lambda end=end: end.peers() == [b.peer_id], TIMEOUT_S)
-        for one, other in ((a, c), (c, a)):  # so both have a place in B's mesh before anybody else comes
+        for one, other in ((a, c), (c, a)):  # first, so that both have a place in B's mesh
             wait_until(lambda one=one, other=other: heard(one, other), TIMEOUT_S, every=0.5)
         options = {"skew": 0, "rate": rate, "connections": connections, "seconds": seconds + 2 * TIMEOUT_S}
         hostile = attacker(stack, folder, "deafening", b.addresses[:1], machines=machines, **options)
@@ -88,13 +88,13 @@ def attack(
 
 
 def heard(one: ProbeProcess, other: ProbeProcess) -> bool:
-    """Whether one node still hears a frame that the other one sends now."""
+    """Send a frame; return whether the other node has heard any frame of this node."""
     one.order(publish=600)
     return any(said["author"] == one.peer_id for said in other.said("got"))
 
 
 def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess], count: int) -> int:
-    """Count the missing frames: a node's last frames, times their intended receivers."""
+    """Count the missing receptions of a node's last frames, over all receivers."""
     sent = [said["sent"] for said in sender.said("sent")][-count:]
     got = [
         {said["got"] for said in probe.said("got") if said["author"] == sender.peer_id} for probe in receivers
@@ -114,12 +114,12 @@ def lost_from(sender: ProbeProcess, receivers: list[ProbeProcess], count: int) -
         ),
     ],
 )
-def test_an_author_on_another_connection_is_still_forwarded(
+def test_honest_frames_are_forwarded_despite_crowded_connections(
     tmp_path: Path, connections: int, machines: bool
 ) -> None:
-    """B's mesh has six places: more connections than it has, of one network group and of many."""
+    """B's mesh has six places; the attacker's connections are of one network group or of many."""
     result = attack(tmp_path, connections, rate=100.0, seconds=6.0, machines=machines)
-    assert result.written > 300 and result.passed_on > 200  # most forwarded frames are the attacker's
+    assert result.written > 300 and result.passed_on > 200  # most are the attacker's
     assert result.missed <= 0.05 and result.middle_missed == 0
 
 
@@ -127,8 +127,8 @@ ATTACK = Attack(
     attack,
     {"missed": 0.05, "middle_missed": 0.0},
     about={
-        "rate": "frames a second, of all connections together",
+        "rate": "frames a second over all connections together",
         "every": "seconds between two honest frames of a node",
-        "machines": "each connection comes from a different address, and so a different network group",
+        "machines": "each connection comes from a different address, so a different network group",
     },
 )

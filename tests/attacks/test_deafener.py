@@ -1,8 +1,8 @@
-"""Deafener: free keys whose clocks are up to 300 s wrong fill a node's replay protection, so that it refuses
+"""Deafener: fresh keys whose clocks are up to 300 s wrong fill a node's replay protection, so that it rejects
 frames of honest nodes.
 
-`deafened` plays it on the real inbox and its file on disk, in virtual time, with the restarts; its frames are
-signed only if somebody checks the signature. `python -m tests.attacks deafener` plays it against real
+`deafened` plays the attack in virtual time, on a real inbox with its file on disk, with restarts; the
+attacker's frames are unsigned, to save time. `python -m tests.attacks deafener` plays it against real
 processes, over libp2p or hivemind.
 """
 
@@ -32,23 +32,23 @@ from tests.doubles import NOW, TIMEOUT_S, TOPIC, identity
 
 CONNECTIONS = 8  # connections of the attacker, each below the limit of one peer
 HONEST = 10
-WARNED = 500  # a node is ended once it has admitted so many of the attacker's frames
+WARNED = 500  # the node that restarts is ended after it has admitted this many of the attacker's frames
 LATE_S = 90.0  # maximum seconds to wait for honest frames at the end
 ROUND = 5.0  # seconds between two offers of an honest node
-# Seconds by which each honest node's clock is ahead
+# Seconds by which each honest node's clock is ahead.
 CLOCKS = (0.0, 0.0, 0.0, -2.0, 3.0, 8.0, -30.0, -100.0, -200.0, -280.0)
 
 
 @dataclass
 class Played:
-    honest: int = 0  # frames sent by old members and by nodes that join one by one
+    honest: int = 0  # frames sent by the honest members
     heard: int = 0
     newcomers: int = 0
     newcomers_heard: int = 0
-    admitted: int = 0  # frames of the attacker
+    admitted: int = 0  # frames of the attacker that were admitted
     deaf: float = 0.0  # longest time in seconds without an honest frame
     disk: float = 0.0  # MB written a second
-    lost: list[float] = field(default_factory=list)  # times of the losses
+    lost: list[float] = field(default_factory=list)  # times at which an honest frame was rejected
 
     @property
     def missed(self) -> float:
@@ -60,7 +60,7 @@ class Played:
 
 
 class Victim:
-    """The inbox of one node with its file."""
+    """A node's inbox and its file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now, self.written = folder, NOW, 0
@@ -79,7 +79,7 @@ class Victim:
     def note(self, trace: Trace) -> None:
         before = self.recall._promised
         self.recall.note(trace.sent_at)
-        # One block for the file, one for its folder
+        # One block for the file, one for its folder.
         self.written += 8192 * (self.recall._promised != before)
 
     def restart(self, how: str) -> None:
@@ -92,7 +92,7 @@ class Victim:
 
     @staticmethod
     def verify(parsed: Frame, frame: bytes) -> Envelope | Reason:
-        if parsed.signature == bytes(64):  # the attacker's frames, unsigned to save time
+        if parsed.signature == bytes(64):  # the attacker's frames are unsigned, to save time
             return Envelope(
                 peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body
             )
@@ -113,13 +113,13 @@ def deafened(
     seed: int = 1,
     clocks: Sequence[float] = CLOCKS,
 ) -> Played:
-    """restart: "clean" or "kill", in the middle of the attack. clocks: the honest nodes' clocks."""
+    """Play the attack. restart: "clean" or "kill", halfway. clocks: seconds ahead, of the honest nodes."""
     rng, numbers, played, victim = random.Random(seed), itertools.count(1), Played(), Victim(folder)
     attackers = [Unsigned(who.seed) for who in crowd(seed, keys)]
     clock, lines = skews(rng), [identity(900 + n).peer_id for n in range(CONNECTIONS)]
     honest = [(identity(n + 1), skew) for n, skew in enumerate(clocks)]
     heard_at, sent = NOW, 0
-    victim.now = NOW + 300  # so that frames by the slowest clocks are not older than its start
+    victim.now = NOW + 300  # so that frames with the slowest clock are not older than the node's start
     begin = victim.now
     for step in range(int(seconds * 10)):
         victim.now = begin + step / 10
@@ -154,37 +154,37 @@ def deafened(
     return played
 
 
-def test_frames_of_wrong_clocks_make_nobody_deaf(tmp_path: Path) -> None:
+def test_frames_with_wrong_clocks_do_not_keep_honest_frames_out(tmp_path: Path) -> None:
     played = deafened(tmp_path, seconds=70.0)
     assert played.admitted > 20_000 and played.missed <= 0.01 and played.newcomers_missed == 0
     assert played.disk < 1.0
 
 
 @pytest.mark.parametrize("restart", ["clean", "kill"])
-def test_after_a_restart_a_node_is_deaf_for_seconds_at_most(restart: str, tmp_path: Path) -> None:
-    """If the attacker's clock counted, the node would be deaf for up to six minutes.
+def test_a_restarted_node_admits_honest_frames_within_seconds(restart: str, tmp_path: Path) -> None:
+    """If the attacker's clock counted, the node would reject honest frames for up to six minutes.
 
-    Honest clocks are as good as computers' are.
+    The honest clocks are wrong by at most 8 s, as is usual for computers.
     """
     played = deafened(tmp_path, restart, seconds=140.0, rate=200.0, clocks=(0.0, -1.0, 3.0, 8.0, -2.0))
     assert 0 < played.deaf <= PROMISE_S + ROUND
     assert not [at for at in played.lost if not 70.0 <= at <= 70.0 + PROMISE_S + 2.0]
 
 
-# Against real processes.
+# The attack against real processes.
 
 
 @dataclass
 class Live:
-    honest: int  # frames, times their receivers
-    missed: float  # share of them that did not arrive
+    honest: int  # honest frames times their receivers
+    missed: float  # share of them that was not received
     late: float  # maximum delay of a frame, in seconds
-    deaf: float  # seconds from the restart, or from the begin, until the node has heard an honest frame
-    written: int  # the attacker's frames, to all victims
-    admitted: int  # of the attacker's frames, by the node that admitted most
-    cpu: float  # share of a core, on the node that used most
-    disk: float  # MB a second, on the node that wrote most
-    mib: float  # growth in memory, of the node that grew most
+    deaf: float  # seconds from the node's last start until it hears an honest frame
+    written: int  # frames that the attacker sent to all victims
+    admitted: int  # frames of the attacker that one node admitted, at most
+    cpu: float  # largest share of a core that a node used
+    disk: float  # MB a second, of the node that wrote most
+    mib: float  # memory growth of the node that grew most
 
 
 def attack(
@@ -196,9 +196,10 @@ def attack(
     every: float = 0.5,
     connections: int = 15,
 ) -> Live:
-    """Two nodes that publish frames.
+    """Play the attack against two nodes that publish frames.
 
-    The second node is ended once it has heard the attacker, and counts from its new connection.
+    If there is a restart, the second node is ended after it has heard the attacker, and counts from its new
+    connection.
     """
     with ExitStack() as stack:
         probes = probe_swarm(stack, folder, engine, 2)
@@ -223,8 +224,8 @@ def attack(
             probe.order(publish=600, count=count, every=every)
         for probe in probes:
             probe.wait_for("sent", count, seconds + TIMEOUT_S)
-        # They arrive late, behind the flood that a neighbour forwards. A restart loses some for good,
-        # so that a short run does not wait for them long.
+        # Honest frames arrive late, behind the flood that a neighbour forwards. After a restart some never
+        # arrive, so a short run does not wait for them long.
         due, missing = lost(probes, LATE_S if restart == "none" else min(LATE_S, seconds / 2))
         late = [
             said["delay"]
@@ -256,7 +257,7 @@ def attack(
 
 
 class Life:
-    """The resources that one process uses, from now to `end`."""
+    """The resources that one process uses from its creation here until `end`."""
 
     def __init__(self, probe: ProbeProcess) -> None:
         self._probe, self._since = probe, time.time()
@@ -282,7 +283,7 @@ class Life:
 @pytest.mark.net
 def test_real_nodes_hear_each_other_despite_the_attack(tmp_path: Path) -> None:
     result = attack(tmp_path, seconds=5.0, rate=300.0, connections=4)
-    # The number of admitted frames depends on how busy the machine is: it is enough that the attack took
+    # The number of admitted frames depends on the machine's load; the bound only shows that the attack took
     # place.
     assert result.missed <= 0.01 and result.admitted > 300 and result.disk < 1.0
 
@@ -290,8 +291,8 @@ def test_real_nodes_hear_each_other_despite_the_attack(tmp_path: Path) -> None:
 @pytest.mark.net
 @pytest.mark.p2pd
 def test_hivemind_nodes_hear_each_other_despite_the_attack_and_a_restart(tmp_path: Path) -> None:
-    """After a clean restart a node refuses frames older than its newest admitted one, for AHEAD_S at most."""
-    seconds, margin = 8.0, 1.0  # the margin covers the start
+    """A cleanly restarted node rejects frames older than its newest admitted frame, for at most AHEAD_S."""
+    seconds, margin = 8.0, 1.0  # the margin covers the node's start
     result = attack(tmp_path, "hivemind", "clean", seconds=seconds, rate=300.0, connections=4)
     assert result.deaf <= AHEAD_S + margin
     assert result.missed <= 0.03 + (AHEAD_S + margin) / (2 * seconds)  # one of the two nodes restarts
@@ -303,8 +304,8 @@ ATTACK = Attack(
     {"missed": 0.01, "deaf": 60.0, "disk": 1.0, "mib": 64.0},
     choices={"engine": ENGINES, "restart": ["none", "clean", "kill"]},
     about={
-        "rate": "frames a second, to each node",
+        "rate": "frames a second to each node",
         "every": "seconds between two honest frames of a node",
-        "connections": "to each node",
+        "connections": "connections to each node",
     },
 )

@@ -1,8 +1,8 @@
-"""Dialler: peers with free keys answer every question of a node to the DHT with providers that are third
-parties, under many keys, ports and addresses.
+"""Dialler: peers with fresh keys answer every DHT question of a node with providers at addresses of third
+parties, under many keys and ports, so that the node dials the third parties.
 
-A real node and real hostile peers over loopback. Dials of the third parties, whose addresses are public, are
-counted and go nowhere.
+A real node and real hostile peers run on loopback. Dials of the third parties, whose addresses are public,
+are counted but not carried out.
 """
 
 import random
@@ -31,7 +31,7 @@ from tests.attacks.harness import Attack, show
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import real_engine
 
-# The third party, as the n-th of its addresses, and the same of IPv6, mapped or in a tunnel.
+# The n-th address of the third party: IPv4, the same address mapped to IPv6 or behind NAT64, and IPv6.
 VICTIM = (
     "/ip4/11.5.5.{n}",
     "/ip6/::ffff:11.5.5.{n}",
@@ -44,26 +44,26 @@ NAMED = 20  # providers in one answer
 
 @dataclass
 class Dialled:
-    dials: int  # of third parties
-    low_ports: int  # of these, to ports of system services
-    block: int  # of these, to the block with most
+    dials: int  # dials of third parties
+    low_ports: int  # dials of ports of system services
+    block: int  # dials of the address block that was dialled most
     seconds: float
 
     @property
     def beyond(self) -> float:
-        """Dials of one block beyond the allowed unanswered ones, and of low ports."""
+        """Return the dials of one block beyond the allowed number, plus all dials of low ports."""
         return self.low_ports + max(0.0, self.block - UNANSWERED_AT_ONCE - UNANSWERED_PER_S * self.seconds)
 
 
 class ThirdParties:
-    """Names third parties, and counts who dials them."""
+    """Names third parties as providers, and counts the dials of them."""
 
     def __init__(self, seed: int) -> None:
         self._rng, self.dialled = random.Random(seed), Counter[tuple[str, int]]()
         self._open = trio.open_tcp_stream
 
     async def dial(self, host: str, port: int, **options: Any) -> Any:
-        """Take the place of `trio.open_tcp_stream`."""
+        """Replace `trio.open_tcp_stream`."""
         if host.startswith("127."):
             return await self._open(host, port, **options)
         self.dialled[host, port] += 1
@@ -102,7 +102,7 @@ async def play(keys: int, seconds: float, seed: int) -> Dialled:
             for n in range(keys):
                 hostile, _ = await stack.enter_async_context(hostile_peer(address, 66 + n))
                 hostile.host.set_stream_handler(PROTOCOL_ID, parties.answer)
-                # It tells its fellows the same, who are to dial nobody.
+                # The hostile peers get the same answers from each other, but must not dial.
                 hostile.host.get_network().dial_peer = no_dials
             begun = time.monotonic()
             await trio.sleep(seconds)
@@ -131,7 +131,7 @@ def attack(
 
 
 @pytest.mark.net
-def test_a_third_party_is_dialled_a_few_times(tmp_path: Path) -> None:
+def test_third_parties_are_dialled_only_as_often_as_allowed(tmp_path: Path) -> None:
     result = attack(tmp_path, keys=3, seconds=5.0, hurry=True)
     assert result.dials > 0 and result.beyond == 0
 

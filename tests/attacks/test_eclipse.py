@@ -1,14 +1,14 @@
-"""Eclipse: an attacker that owns nine of ten addresses wants every peer that a node dials to be his.
+"""Eclipse: an attacker who owns nine of ten addresses tries to be every peer that a node dials.
 
 `pytest -s` prints the figures.
 
-The code is the real one: `p2p.peers.addressbook`, `p2p.peers.outbound`, the book's file. Only the sockets are
-simulated: a hostile address always answers, an honest one if its owner is online, an invented one never.
-played: a hostile address always answers, an honest one if its owner is online, a lie never. The rules are
-the attacker's: all his peers are always up; they name his peers alone, and, if he lies, invented ones with
-invented network groups; nine tenths of the addresses that honest peers name are his as well; a crowd of his
-dials us, of the honest ones HONEST_INBOUND in a session; the bootstrap is honest, and gone after the first
-session. He comes after CALM sessions, or is there from the first minute.
+The code is the product's: `p2p.peers.addressbook`, `p2p.peers.outbound`, the book's file. Only the sockets
+are simulated: a hostile address always answers, an honest address answers if its owner is online, an invented
+address never answers. The rules favour the attacker. All its peers are always up. They name only each other
+and, if the attacker lies, invented peers in invented network groups. Nine tenths of the addresses that honest
+peers name are hostile, too. INBOUND hostile peers and HONEST_INBOUND honest peers dial the node in each
+session. The bootstrap peer is honest, and is offline after the first session. The attacker arrives after CALM
+sessions, or is present from the first minute.
 """
 
 import random
@@ -28,9 +28,9 @@ from tests.attacks.harness import Attack, show
 
 ME = peer_id_of(b"\xff" * 32)
 HONEST, HOSTILE = 100, 900
-ONLINE = 0.7  # how likely an honest peer is up in one of our sessions
-INBOUND, HONEST_INBOUND = 30, 2  # peers that dial us in a session
-TOLD = 20  # peers in one answer of a peer, as in the DHT's
+ONLINE = 0.7  # probability that an honest peer is online during a session
+INBOUND, HONEST_INBOUND = 30, 2  # hostile and honest peers that dial the node in a session
+TOLD = 20  # peers named in one answer, as in the DHT
 RESTARTS = 200
 CALM = 10  # sessions before the attacker comes
 SESSION = 30  # minutes
@@ -39,13 +39,13 @@ SESSION = 30  # minutes
 @dataclass
 class World:
     rng: random.Random
-    groups: int  # that the attacker has addresses in
+    groups: int  # network groups in which the attacker has addresses
     lies: bool
     addresses: dict[PeerId, str] = field(default_factory=dict)
     honest: list[PeerId] = field(default_factory=list)
     hostile: list[PeerId] = field(default_factory=list)
     invented: int = 0
-    calm: bool = False  # the attacker is not there yet
+    calm: bool = False  # whether the attacker has not arrived yet
 
     def __post_init__(self) -> None:
         prefixes = [f"{a}.{b}" for a in range(11, 100) for b in range(256)]
@@ -60,14 +60,14 @@ class World:
             (self.honest if n < HONEST else self.hostile).append(peer)
 
     def answer(self, teller: PeerId) -> list[tuple[PeerId, list[str]]]:
-        """Return the peers that a peer names when it is asked."""
+        """Return the peers, with addresses, that `teller` names when it is asked."""
         if teller in self.honest:
             return [
                 (peer, [self.addresses[peer]])
                 for peer in self.rng.sample(self.honest if self.calm else list(self.addresses), TOLD)
             ]
         told = [(peer, [self.addresses[peer]]) for peer in self.rng.sample(self.hostile, TOLD)]
-        if self.lies:  # his peers as if in many groups, and peers that nobody ever saw
+        if self.lies:  # hostile peers with addresses in invented groups, and invented peers
             told = [(peer, [self.nowhere(), *addresses]) for peer, addresses in told[: TOLD // 2]]
             for _ in range(TOLD // 2):
                 self.invented += 1
@@ -80,7 +80,7 @@ class World:
 
 @dataclass
 class Result:
-    eclipsed: int = 0  # restarts after which no peer that we dialled was honest
+    eclipsed: int = 0  # restarts after which no dialled peer was honest
     honest: int = 0
     outbound: int = 0
     groups: int = 0
@@ -92,9 +92,9 @@ class Victim:
         self.result = Result()
 
     def session(self, first: bool = False) -> None:
-        """Play one life of the process, from its start to its death.
+        """Play one run of the node's process, from its start to its end.
 
-        The file carries its knowledge from the session before.
+        It knows what the previous session saved in the file.
         """
         world = self.world
         book = AddressBook(ME, world.rng.randbytes(16))
@@ -159,7 +159,7 @@ def attack(
     restarts: int = RESTARTS,
     seed: int = 1,
 ) -> dict[str, float]:
-    """eclipsed: share of the restarts; the rest are means over them."""
+    """Play the attack; return the share of restarts that were eclipsed, and means over the restarts."""
     victim = Victim(World(random.Random(seed), groups, lies), folder / "peers.json")
     for n in range(max(calm, 1)):
         victim.world.calm = n < calm
@@ -187,7 +187,7 @@ def attack(
 def test_a_node_keeps_honest_peers_though_nine_of_ten_addresses_are_hostile(
     groups: int, lies: bool, tmp_path: Path
 ) -> None:
-    restarts = RESTARTS // 20  # the whole 200, and other attackers: `python -m tests.attacks eclipse`
+    restarts = RESTARTS // 20  # `python -m tests.attacks eclipse` plays all 200, and other attackers
     found = attack(tmp_path, groups, lies, restarts=restarts)
     assert found["eclipsed"] == 0 and found["groups"] >= 4
 
@@ -196,8 +196,8 @@ ATTACK = Attack(
     attack,
     {"eclipsed": 0.01},
     about={
-        "groups": "network groups that the attacker has addresses in",
-        "lies": "his peers tell of peers that are not there",
-        "calm": "sessions before he comes; 0: from the first minute",
+        "groups": "network groups in which the attacker has addresses",
+        "lies": "hostile peers name peers that do not exist",
+        "calm": "sessions before the attacker arrives; 0: present from the first minute",
     },
 )

@@ -1,12 +1,12 @@
-"""A flooder: one peer with a valid key that sends 10,000 messages a second to each node of a real swarm.
+"""Flooder: one peer with a valid key sends 10,000 messages a second to each node of a real swarm.
 
 `pytest -s` prints the figures.
 
 Nodes are processes (`testbed.probe`) that publish to one another; the attacker is a separate process
-(`tests.attacks.flooding`), writes prepared bytes into their GossipSub streams, and dials again as soon as it
-is hung up on. The cost of the flood is the CPU seconds of a node and its p2pd, less those of the same time
-without it: on a busy machine a round's time cannot be measured within 5 %, and the flood can take no more
-from a round than its share of a core.
+(`tests.attacks.flooding`) that writes prepared bytes into their GossipSub streams, and dials again as soon as
+a node hangs up. The cost of the flood is the CPU seconds of a node and its p2pd, minus the CPU seconds in an
+equally long time without the flood. A round's time is not used, because it cannot be measured within 5 % on a
+busy machine, and because the flood can take from a round at most its share of a core.
 """
 
 import time
@@ -39,27 +39,28 @@ NEVER = -1.0
 
 @dataclass
 class Result:
-    """Seconds; shares of one core, of the node that paid most.
+    """Figures of the attack. Costs are measured at the node with the highest cost.
 
-    Messages as far as the attacker could write them.
+    Messages count if the attacker could write them.
     """
 
-    cut_off: float  # after the first message, of the last victim to hang up; NEVER if none did
-    never: int  # victims that did not
-    written_first: int  # messages, until then, to all victims
+    cut_off: float  # seconds from the first message until the last victim hung up; NEVER if none did
+    never: int  # victims that never hung up
+    written_first: int  # messages to all victims until they hung up
     dials_again: int
-    let_in_again: int  # of these, how many got as far as to send
+    let_in_again: int  # number of these dials that the victim accepted
     written_again: int
     cost: float  # share of a core, over the seconds of the attack
-    cost_of_a_key: float  # CPU seconds of a node for each new key that it let in; 0 if none came
+    cost_of_a_key: float  # CPU seconds of a node for each accepted new key; 0 if there was none
     honest_sent: int
     honest_lost: int
     restarts: int
 
 
 def lost(probes: Sequence[ProbeProcess], seconds: float = 8.0, count: int = 0) -> tuple[int, int]:
-    """Frames of honest nodes times their intended receivers, and how many are missing once no more have
-    arrived for a while. count: only the last `count` frames of each node.
+    """Return the frames of honest nodes times their receivers, and how many of these are missing.
+
+    Wait until no more have arrived for `seconds`. count: only the last `count` frames of each node.
     """
 
     def look() -> tuple[int, int]:
@@ -141,12 +142,12 @@ def attack(
     "kind, nodes, seconds, batch",
     [("frames", 3, 5.0, 700), ("elsewhere", 2, 3.0, 100), ("control", 2, 3.0, 100)],
 )
-def test_a_flooder_is_cut_off_and_costs_other_nodes_nothing(
+def test_a_flooder_is_cut_off_and_honest_frames_still_arrive(
     kind: str, nodes: int, seconds: float, batch: int, tmp_path: Path
 ) -> None:
-    """The first RPC has more frames than a peer may send at once.
+    """A large first RPC exceeds the frames that a peer may send at once.
 
-    A busy machine, and the honest ones' reads, which count as of the same, keep the rate below the limit.
+    Otherwise a busy machine could keep the flood's rate below the limit.
     """
     result = attack(tmp_path, kind=kind, nodes=nodes, calm=0.0, seconds=seconds, batch=batch)
     assert result.never == 0  # within 2 s on an idle machine
@@ -155,10 +156,10 @@ def test_a_flooder_is_cut_off_and_costs_other_nodes_nothing(
 
 
 @pytest.mark.parametrize("amount", [READ_COST, ENTRY_COST, 100 * MESSAGE_ID_COST])
-def test_bytes_that_are_no_message_are_charged(amount: float) -> None:
+def test_reads_entries_and_message_ids_count_toward_a_peers_limit(amount: float) -> None:
     now, cut = [0.0], list[str]()
     meter = Meter(message_limits(), lambda: now[0], lambda peer, why: cut.append(peer))
-    for n in range(20_000):  # as many a second as a busy peer has, and the attacker
+    for n in range(20_000):  # the attacker sends RATE a second, a busy peer a hundredth of that
         now[0] = n / RATE
         assert n % 100 or meter.charge("busy", amount)
         if not meter.charge("flood", amount):
@@ -169,11 +170,11 @@ def test_bytes_that_are_no_message_are_charged(amount: float) -> None:
 
 @pytest.mark.net
 @pytest.mark.p2pd
-@pytest.mark.parametrize("kind", ["frames", "forged"])  # p2pd tells nobody of the second
+@pytest.mark.parametrize("kind", ["frames", "forged"])  # p2pd does not report forged messages
 def test_with_p2pd_a_flooder_is_cut_off_each_time_it_returns(kind: str, tmp_path: Path) -> None:
     result = attack(tmp_path, "hivemind", kind, calm=0.0, seconds=5.0)
     assert result.never == 0
-    assert result.written_again < RATE * 5  # it is let in again and again: p2pd keeps nobody out
+    assert result.written_again < RATE * 5  # p2pd accepts the attacker each time it dials again
     assert result.honest_lost <= result.honest_sent // 10 and result.restarts == 0
 
 
@@ -183,9 +184,9 @@ ATTACK = Attack(
     choices={"engine": ENGINES, "kind": list(KINDS), "redial": REDIALS},
     about={
         "kind": "; ".join(f"{kind}: {what}" for kind, what in KINDS.items()),
-        "redial": "with the same key or with new ones",
-        "calm": "seconds without the flood, before it",
-        "seconds": "of the flood, after the first hang-up",
+        "redial": "whether the attacker dials again, with the same key or new keys",
+        "calm": "seconds before the flood",
+        "seconds": "seconds of the flood, after the first hang-up",
         "rate": "messages a second to each node",
         "batch": "messages in one RPC",
     },

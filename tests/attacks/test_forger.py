@@ -1,11 +1,11 @@
-"""Forger: sends 10,000 frames that no honest author signed, to impersonate an author or to use up an author's
-quota.
+"""Forger: sends 10,000 frames that their supposed authors did not sign, to impersonate an author or to use up
+an author's quota.
 
-The code is the real one: `p2p.member`, its inbox and its reputation. The attacker tries: frames with flipped
-bits, cut, spliced, or encoded in another form of msgpack; signatures moved by the order of the group,
-swapped, of another domain or another message; frames in other peers' names over his own signature; keys of
-small order, whose "signatures" are valid for any message. He sends them over a few of his connections, over
-connections of a hundred peers, or without a connection, as if the engine did not name it.
+The code is the product's: `p2p.member`, its inbox and its reputation. The attacker tries frames with flipped
+bits, cut, spliced, or in another msgpack encoding; signatures shifted by the order of the group, swapped, or
+made for another domain or message; frames in another peer's name with the attacker's signature; and keys of
+small order, whose "signatures" are valid for any message. The frames come over a few connections of the
+attacker, over a hundred connections, or from a connection that the engine does not name.
 """
 
 import random
@@ -25,7 +25,7 @@ from tests.attacks.harness import Attack, show, worst
 from tests.doubles import TOPIC, Clock, memory_member
 
 FORGED = 10_000
-ORDER = 2**252 + 27742317777372353535851937790883648493  # of the group of Ed25519
+ORDER = 2**252 + 27742317777372353535851937790883648493  # order of the group of Ed25519
 TAIL = 66  # a frame's signature with its msgpack header
 
 
@@ -42,7 +42,7 @@ class World:
         self.victim = memory_member(MemorySwarm(), victim, self.clock)
 
     def frame(self, author: Identity) -> bytes:
-        """Return an honest frame that the victim has not seen, for a forger to start from."""
+        """Return an honest frame that the victim has not seen, as the original of a forgery."""
         self.number += 1
         return seal(
             author,
@@ -78,7 +78,7 @@ def cut_or_spliced(world: World, frame: bytes) -> bytes:
 
 
 def respelled(world: World, frame: bytes) -> bytes:
-    """The same content, signature included, in a longer msgpack encoding; or with its signature as text."""
+    """Return the same frame in a longer msgpack encoding, or with its signature encoded as text."""
     fields = msgpack.unpackb(frame)
     number = fields[4]
     longer = {
@@ -92,7 +92,7 @@ def respelled(world: World, frame: bytes) -> bytes:
 
 
 def moved_signature(world: World, frame: bytes) -> bytes:
-    """Return the frame with a signature that only a careless verifier accepts: (R, s + order), or −R."""
+    """Return the frame with a signature that only a lax verifier accepts: (R, s + order), or −R."""
     r, s = frame[-64:-32], int.from_bytes(frame[-32:], "little")
     moved = [r + n.to_bytes(32, "little") for n in (s + ORDER, (ORDER - s) % ORDER, (s + 2 * ORDER) % 2**256)]
     return frame[:-64] + world.rng.choice([*moved, r[:-1] + bytes([r[-1] ^ 0x80]) + frame[-32:]])
@@ -113,7 +113,7 @@ def other_signature(world: World, frame: bytes) -> bytes:
 
 
 def small_order(world: World, frame: bytes) -> bytes:
-    """Return a frame with the neutral element as key and as R, and s = 0, which fits every message."""
+    """Return a frame with the neutral element as key and R, and s = 0: valid for every message."""
     author = next(a for a in world.honest if a.public_key in frame)
     neutral = (1).to_bytes(32, "little")
     point = world.rng.choice([neutral, neutral[:-1] + b"\x80", bytes.fromhex("ee" + "ff" * 30 + "7f")])
@@ -135,14 +135,14 @@ TRICKS: list[Callable[[World, bytes], bytes]] = [
 @dataclass
 class Result:
     let_in: int = 0
-    looked_at: int = 0  # signatures that we had to verify
+    looked_at: int = 0  # signatures that the victim verified
     honest_sent: int = 0
     honest_let_in: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
 
 def forge(connections: int, seed: int = 1) -> Result:
-    """connections: of his; 0: the engine does not say which peer hands over which frame."""
+    """Play the attack. connections: the attacker's; 0: the engine does not name a frame's sender."""
     world, result = World(random.Random(seed)), Result()
     rng = world.rng
     his: list[PeerId | None] = [peer_id_of(rng.randbytes(32)) for _ in range(connections)] or [None]
@@ -152,7 +152,7 @@ def forge(connections: int, seed: int = 1) -> Result:
         if forged == original:
             continue
         result.let_in += world.victim.deliver(forged, rng.choice(his)) is Verdict.ACCEPT
-        # He sends a thousand a second, with 20 frames a second of the honest between them
+        # The attacker sends a thousand frames a second, the honest authors 20.
         world.clock.now += 0.001
         if n % 50 == 0:
             author = rng.choice(world.honest)
@@ -160,7 +160,7 @@ def forge(connections: int, seed: int = 1) -> Result:
             result.honest_let_in += (
                 world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
             )
-    for author in world.honest:  # and each has its whole burst left, except for its own frames
+    for author in world.honest:  # the forgeries used up nothing of the authors' bursts
         for _ in range(50):
             result.honest_sent += 1
             result.honest_let_in += (
@@ -172,12 +172,12 @@ def forge(connections: int, seed: int = 1) -> Result:
     return result
 
 
-def test_no_forged_frame_is_let_in_and_no_honest_one_kept_out() -> None:
+def test_all_forged_frames_are_rejected_and_all_honest_frames_admitted() -> None:
     results = {connections: forge(connections) for connections in (0, 3, 100)}
     assert all(r.let_in == 0 and r.honest_let_in == r.honest_sent > 500 for r in results.values())
     unnamed = results[0].reasons
     assert min(unnamed[reason] for reason in ("bad signature", "not a frame", "of another swarm")) > 500
-    assert results[3].looked_at < 100  # his connections are no longer listened to
+    assert results[3].looked_at < 100  # the attacker's connections were banned
 
 
 def attack(folder: Path, connections: tuple[int, ...] = (0, 3, 100), seed: int = 1) -> dict[str, float]:
@@ -185,12 +185,12 @@ def attack(folder: Path, connections: tuple[int, ...] = (0, 3, 100), seed: int =
     return {
         "let_in": worst(results, "let_in"),
         "honest_kept_out": max(r.honest_sent - r.honest_let_in for r in results.values()),
-        "verified_for_nothing": min(r.looked_at for r in results.values()),  # if he has few connections
+        "verified_for_nothing": min(r.looked_at for r in results.values()),  # of the case with the fewest
     }
 
 
 ATTACK = Attack(
     attack,
     {"let_in": 0, "honest_kept_out": 0},
-    about={"connections": "of his; 0: the engine does not say which; again for more"},
+    about={"connections": "the attacker's; 0: the engine does not name a frame's sender; may be repeated"},
 )

@@ -1,5 +1,5 @@
-"""Halver: many streams of GossipSub, on each an RPC of which all but the last byte is sent, and held by the
-receiver until it ends.
+"""Halver: opens many GossipSub streams and sends on each an RPC without its last byte, so that the receiver
+has to keep the unfinished RPC.
 """
 
 import time
@@ -20,11 +20,11 @@ EVERY = 0.5  # seconds between two honest frames
 @dataclass
 class Result:
     halves: int  # RPCs begun
-    cuts: int  # connections hung up on
-    cut_off: float  # lifetime of the longest connection, in seconds after all its RPCs were begun
-    mib: float  # more, of the victim, at most
-    cpu: float  # share of a core
-    honest: int  # frames, times those who should have them
+    cuts: int  # connections that the victim ended
+    cut_off: float  # longest time from a connection's last RPC until it ended, in seconds
+    mib: float  # largest growth of the victim's memory
+    cpu: float  # share of a core that the victim used
+    honest: int  # honest frames times their receivers
     honest_lost: int
 
 
@@ -67,9 +67,9 @@ def attack(
 
 
 @pytest.mark.net
-def test_unfinished_rpcs_are_bounded_and_end(tmp_path: Path) -> None:
+def test_unfinished_rpcs_use_bounded_memory_and_are_ended(tmp_path: Path) -> None:
     result = attack(tmp_path, connections=3, seconds=TIMEOUT_S, cuts=3)
-    assert result.halves >= 192 and result.cuts >= 3  # 58 MB are announced
+    assert result.halves >= 192 and result.cuts >= 3  # they announce 58 MB
     assert result.cut_off < 15.0 and result.mib < 16.0 and result.honest_lost == 0
 
 

@@ -1,8 +1,8 @@
-"""The judge's board under attack.
+"""Attacks on the judge's board.
 
-A crowd of keys that answer once, and a node that leaves the hard questions out.
+A crowd of keys answers one question each, and a node leaves the hard questions out.
 
-Questions and scores are real; the asking peers are the test's. `pytest -s` prints the figures.
+Questions and scores are real; the peers are simulated. `pytest -s` prints the figures.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ HONEST, ANSWERS = 3, 20
 
 
 class Hall:
-    """A judge, its clock, and an answer to each of its questions."""
+    """A judge, its clock, and the right answer to each of its questions."""
 
     def __init__(self, service: JudgeService, clock: list[float]) -> None:
         self.service, self.clock, self._sequence = service, clock, int(1.8e18)
@@ -39,7 +39,7 @@ class Hall:
         return Signed(PeerId(peer), self._sequence)
 
     async def ask(self, peer: str) -> tuple[str, str]:
-        """Return a question's id and its right answer."""
+        """Ask the judge for a question; return the question's id and its right answer."""
         self.clock[0] += 1.0  # one question a second
         wish = QuestionRequest(Attributes(1, "tiny"), TINY_9.digest)
         (handed,) = await self.service.ask(self._signed(peer), f"198.51.{sum(peer.encode()) % 7}.1", wish)
@@ -55,7 +55,7 @@ class Hall:
 
     async def row(self, peer: str) -> dict[str, Any]:
         """Return the peer's rank over all pages, and its score."""
-        self.clock[0] += 10.0  # until a page is recomputed
+        self.clock[0] += 10.0  # after this time the judge recomputes a page
         after: int | None = 0
         while after is not None:
             board = await self.service.boards.get(BoardView(after))
@@ -71,7 +71,7 @@ class Hall:
 
 
 async def crowd(hall: Hall, keys: int) -> dict[str, float]:
-    """Let honest peers answer, and then this many keys answer one question each, right."""
+    """Let honest peers answer questions; then let `keys` new keys answer one question each, correctly."""
     for number in range(HONEST):
         for turn in range(ANSWERS):
             id, right = await hall.ask(f"honest {number}")
@@ -87,9 +87,9 @@ async def crowd(hall: Hall, keys: int) -> dict[str, float]:
 
 
 async def dropping(hall: Hall, questions: int) -> dict[str, float]:
-    """Play two nodes that could answer three questions of four.
+    """Play two nodes that know the answer to three questions of four.
 
-    One answers all it is asked, the other leaves the fourth question out.
+    One answers all questions; the other does not answer every fourth question, which it does not know.
     """
     for turn in range(questions):
         id, right = await hall.ask("honest")
@@ -121,7 +121,7 @@ async def play(folder: Path, keys: int, questions: int) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_a_crowd_and_a_dropper_gain_nothing_on_the_board(tmp_path: Path) -> None:
+def test_answering_once_or_dropping_hard_questions_gains_no_rank(tmp_path: Path) -> None:
     found = attack(tmp_path, keys=60, questions=16)
     assert (found["honest_gone"], found["worst_rank"]) == (0, HONEST)
     assert found["gain"] == 0

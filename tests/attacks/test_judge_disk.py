@@ -1,6 +1,6 @@
-"""A judge's disk: keys of one address that are evaluated as fast as the judge lets them, each a few times.
+"""Keys of one address fill a judge's disk: they are evaluated as fast as the judge allows, a few times each.
 
-An honest node of another network is evaluated meanwhile. Then all but the honest node are silent for three
+An honest node of another network is evaluated at the same time. Then the attacker's keys are silent for three
 windows. The clock is virtual; questions, scores and the database are real. `pytest -s` prints the figures.
 """
 
@@ -24,8 +24,8 @@ from tests.doubles import Clock
 
 DAY_S, GIB, MIB = 86_400.0, 2**30, 2**20
 WINDOW_S = DAY_S
-A_SECOND = 56  # evaluations that the attacker tries
-OF_A_KEY = 9  # evaluations of a key: one more, and it would be on the board
+A_SECOND = 56  # evaluations a second that the attacker tries
+OF_A_KEY = 9  # evaluations of each key; with one more, the key would be on the board
 TEXT = "I add the numbers. " * 40 + "<answer>1</answer>"
 ATTACKER, HONEST = "198.51.100.7", "203.0.113.9"
 
@@ -45,7 +45,7 @@ class Office:
         return Signed(peer, self._sequence)
 
     async def evaluate(self, peer: PeerId, host: str, text: str = TEXT) -> bool:
-        """Return whether the peer was asked and graded."""
+        """Evaluate the peer; return whether the judge asked and graded it."""
         wish = QuestionRequest(Attributes(1, "tiny", "a node", "swarm", 4, 4, "uniform"), TINY_9.digest)
         try:
             (handed,) = await self._service.ask(self._signed(peer), host, wish)
@@ -67,7 +67,7 @@ async def play(folder: Path, tries: int) -> dict[str, Any]:
         office, sizes = Office(service, clocks), [0, 0, 0]
 
         def size() -> int:
-            """Return the bytes in use: pages of the file that are not free."""
+            """Return the bytes in use, that is, the file's pages that are not free."""
             with service._store.database.begin() as db:
                 pages, free, each = (
                     db.exec_driver_sql(f"PRAGMA {name}").scalar_one()
@@ -111,7 +111,7 @@ async def play(folder: Path, tries: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_one_address_writes_little_and_none_of_it_stays(
+def test_one_address_writes_little_and_its_rows_are_pruned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_day = {False: (2.0**19, 2.0**22), True: (2.0**19, 2.0**22)}

@@ -1,9 +1,9 @@
-"""Submissions that a judge must not accept: forged, altered, copied, late, replayed, foreign, malformed.
+"""Submissions that a judge must reject: forged, altered, copied, late, replayed, foreign, malformed.
 
 `pytest -s` prints the figures.
 
 The judge is a separate process. An honest peer is evaluated at the same time as the attacker; at the end the
-judge must have its answers and no other.
+judge must have the honest peer's answers and no other answers.
 """
 
 import random
@@ -98,21 +98,21 @@ class Request:
 
 
 class Forger:
-    """An attacker who hears an honest peer's requests, and has its own keys.
+    """An attacker that knows an honest peer's requests, and has its own keys.
 
-    Each method makes one submission that is not to be accepted.
+    Each method makes one submission that the judge must reject.
     """
 
     def __init__(self, http: httpx2.Client, url: str, rng: random.Random) -> None:
         self._http, self._url, self._rng = http, url, rng
         self.honest, self.victim, self.other = (SigningPeer(number, ORIGIN) for number in (1, 2, 3))
-        self.heard: list[Request] = []  # of what the honest peer sent
-        self.answered: list[str] = []  # its evaluations
+        self.heard: list[Request] = []  # requests of the honest peer
+        self.answered: list[str] = []  # ids of the honest peer's answered evaluations
         self.open = self.opened(self.victim)
         self.own = self.opened(self.other)
 
     def opened(self, peer: SigningPeer) -> str:
-        """Return the id of a question of this peer's that stays open."""
+        """Return the id of an open question that this peer was asked and never answers."""
         asked = self.send(self.signed(peer, TARGET, ASK))
         return str(asked.json()["evaluations"][0]["evaluation"])
 
@@ -148,7 +148,7 @@ class Forger:
         return self.signed(self.other, f"{TARGET}/{self.open}/answers", GIVEN)
 
     def copied(self) -> Request:
-        """Return the honest peer's answer under another key, or to another question."""
+        """Return the honest peer's answer, signed with another key or sent to another question."""
         given = self._rng.choice(self.heard[1::2])
         if self._rng.random() < 0.5:
             return self.signed(self.other, given.target, given.body)
@@ -158,13 +158,13 @@ class Forger:
         return self._rng.choice(self.heard)
 
     def repeated(self) -> Request:
-        """Return a second answer with a new signature to a question that was answered."""
+        """Return a second answer, with a new signature, to an answered question."""
         return self.signed(self.honest, f"{TARGET}/{self._rng.choice(self.answered)}/answers", GIVEN)
 
     def stale(self) -> Request:
-        """Return a request whose sequence number was used up, or is older.
+        """Return a request whose sequence number was used before, or is lower.
 
-        (A malformed request uses none up, so one is used up here.)
+        A malformed request does not use up its sequence number, so a valid request is sent here first.
         """
         self.send(self.signed(self.other, TARGET, ASK))
         target, body = f"{TARGET}/{self.own}/answers", encode(GIVEN)
@@ -291,7 +291,7 @@ def play(folder: Path, submissions: int, seed: int) -> dict[str, Any]:
 
 
 def lateness(folder: Path, answers: int) -> dict[str, int]:
-    """Send answers after the deadline to a judge that gives one second."""
+    """Send answers after the deadline to a judge with a deadline of one second."""
     folder.mkdir()
     found = Counter[int]()
     with (

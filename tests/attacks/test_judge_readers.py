@@ -1,9 +1,9 @@
-"""Readers that never read: they ask a judge for its largest page and take nothing of the answer.
+"""Clients that never read: they request a judge's largest page and read nothing of the response.
 
 `pytest -s` prints the figures.
 
-The judge is a separate process. The page shows a peer with 500 answers of the longest kind. An honest
-node is evaluated meanwhile.
+The judge is a separate process. The page shows a peer with 500 answers of maximum length. An honest node is
+evaluated at the same time.
 """
 
 import socket
@@ -32,12 +32,12 @@ from tests.judge.databases import WINDOW
 from tests.judge.test_serving import address, client, serving
 
 MIB = 2**20
-PAGES = 40  # that each asks for
+PAGES = 40  # requests of each client
 LONG = Identity(b"\x4c" * 32).peer_id  # the peer whose page is read
 
 
 def fill(folder: Path, answers: int) -> None:
-    now = time.time()  # the judge would forget a peer that was silent for a month
+    now = time.time()  # recent, because the judge deletes a peer that was silent for a month
     with closing(Store(folder / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
         for number in range(answers):
             task = Task(TaskRef("bf", 10**9 + number), "?", {})
@@ -49,9 +49,9 @@ def fill(folder: Path, answers: int) -> None:
 
 
 async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:
-    """The cost of an honest node's evaluations for so long, and this many times.
+    """Evaluate an honest node for `seconds`, and at least `least` times.
 
-    Seconds for both calls of each.
+    Return the seconds of each evaluation, which is two calls.
     """
     taken: list[float] = []
     end = time.monotonic() + seconds
@@ -77,7 +77,7 @@ def attack(folder: Path, readers: int = 60, seconds: float = 16.0, answers: int 
             reader = stack.enter_context(socket.socket())
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             reader.connect(address(ready))
-            # More than the kernel's buffers hold
+            # The responses are larger than the kernel's buffers.
             reader.sendall(f"GET /v1/peers/{LONG} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * PAGES)
         most = 0
 
@@ -110,11 +110,11 @@ def attack(folder: Path, readers: int = 60, seconds: float = 16.0, answers: int 
 
 @pytest.mark.net
 @pytest.mark.slow
-def test_readers_that_never_read_cost_little_memory_and_no_time(tmp_path: Path) -> None:
+def test_clients_that_never_read_cost_little_memory_and_no_time(tmp_path: Path) -> None:
     found = attack(tmp_path, seconds=0.0, answers=40)
     assert 64 < found["page_KiB"] <= 256
     assert found["more_MiB"] <= 64
-    assert found["longest"] < 10  # 0.1 on an idle machine
+    assert found["longest"] < 10  # 0.1 s on an idle machine
 
 
 ATTACK = Attack(attack, {"page_KiB": 256, "more_MiB": 64, "longest": 0.5})

@@ -1,8 +1,8 @@
 """Silent keys: fresh keys that ask a judge for a question and never answer. `pytest -s` prints the figures.
 
-The judge is a separate process, behind a proxy that names the client, so that one machine can play many
-networks. Peers with a record are evaluated throughout; at the end a peer without a record asks from another
-network.
+The judge is a separate process behind a proxy that reports the client's address, so that one machine can play
+many networks. Peers with a record are evaluated all the time; at the end a peer without a record asks from
+another network.
 """
 
 from collections import Counter
@@ -22,11 +22,11 @@ from tests.doubles import TIMEOUT_S
 from tests.judge.test_serving import serving
 
 KNOWN = 5  # peers with a record
-AT_ONCE = 8  # requests of the attacker's under way
+AT_ONCE = 8  # parallel requests of the attacker
 
 
 class Town:
-    """Peers in networks, before one judge."""
+    """Sends requests of peers in many networks to one judge."""
 
     def __init__(self, url: str, http: httpx2.AsyncClient) -> None:
         self._url, self._http = url, http
@@ -42,7 +42,7 @@ class Town:
         return await self.post(peer, network, "/v1/evaluations", wish())
 
     async def evaluate(self, peer: SigningPeer, network: int) -> bool:
-        """Return whether the peer was asked and graded."""
+        """Evaluate the peer; return whether the judge asked and graded it."""
         asked = await self.ask(peer, network)
         if asked.status_code != 201:
             return False
@@ -102,14 +102,14 @@ def crowd(folder: Path, keys: int, networks: int) -> dict[str, Any]:
 
 @pytest.mark.net
 @pytest.mark.slow
-def test_silent_keys_fill_only_their_own_networks_room(tmp_path: Path) -> None:
+def test_silent_keys_use_up_only_their_own_networks_limit(tmp_path: Path) -> None:
     found = crowd(tmp_path, NEWCOMERS_QUESTIONS + 40, 1)
     assert (found["asked"], found["refused"]) == (NEWCOMERS_QUESTIONS, 40)
     assert found["known_refused"] == found["newcomer_refused"] == 0
 
 
 def attack(folder: Path, keys: int = OPEN_QUESTIONS + 500, networks: int = 100) -> dict[str, Any]:
-    """From one network, and from many."""
+    """Play the attack from one network, then from many networks."""
     found: dict[str, Any] = {}
     for name, many in (("one", 1), ("many", networks)):
         (folder / name).mkdir()
@@ -121,7 +121,7 @@ ATTACK = Attack(
     attack,
     {"one_known_refused": 0, "one_newcomer_refused": 0, "many_known_refused": 0},
     about={
-        "keys": f"the judge has room for {OPEN_QUESTIONS} questions",
-        "networks": "of the second run; the first is of one",
+        "keys": f"silent keys; the judge keeps at most {OPEN_QUESTIONS} open questions",
+        "networks": "networks of the second run; the first run has one",
     },
 )

@@ -1,9 +1,9 @@
 """Liars: three in ten nodes share false rollouts. `pytest -s` prints the figures.
 
-They cannot send rewards or truths, because the wire has no field for either (they try). So they lie with its
-material: wrong answers, truths of other tasks, references to tasks that are not there or not for training,
-and text that is meant for the verifier rather than for a model. Every reward of every batch is compared with
-a second scorer, which shares no code with the verifier.
+They cannot send rewards or truths, because the wire format has no field for either (they try). So they lie
+within the format: wrong answers, right answers to other tasks, references to tasks that do not exist or are
+held out, and text that attacks the verifier. Every reward of every batch is compared with a second scorer,
+which shares no code with the verifier.
 """
 
 import contextlib
@@ -45,10 +45,10 @@ OTHERS = re.compile(r"[-0-9A-Za-z ./\\{}$\n]{1,256}")
 
 
 class Liar:
-    """Sends as many rollouts a round as an honest node, each a lie of another kind.
+    """Sends as many rollouts a round as an honest node; each is a lie of a random kind.
 
-    manner: "sly" sends nothing that can be refused, "bold" does, "exam" has answers to the judges' questions
-    alone.
+    manner: "sly" sends nothing that can be rejected, "bold" also sends rollouts that are rejected, "exam"
+    only sends answers to held-out questions.
     """
 
     def __init__(self, swarm: Swarm, number: int, manner: str) -> None:
@@ -69,19 +69,19 @@ class Liar:
                 self.member.publish(wire.KIND, body)
 
     def wrong(self, task: Task, t: int) -> bytes:
-        """Return the same wrong answer as a whole crowd gives."""
+        """Return the same wrong answer, many times."""
         return self._body(task.ref, ["<answer>0 0</answer>"] * COMPLETIONS, t)
 
     def another_truth(self, task: Task, t: int) -> bytes:
         """Return answers that are right for another question.
 
-        One right answer is among them, without which nobody would train on the rollout.
+        One answer is right, because nobody would train on a rollout without a right answer.
         """
         (other,) = self.tasks.draw(1, self.rng)
         return self._body(task.ref, [self._right(task), *[self._right(other)] * (COMPLETIONS - 1)], t)
 
     def hidden_truth(self, task: Task, t: int) -> bytes:
-        """Return wrong answers that hide the right one in a place without effect."""
+        """Return wrong answers that contain the right answer in a place that does not count."""
         right = self._right(task)
         lies = [
             right[8:-9],
@@ -102,7 +102,7 @@ class Liar:
         return self._body(self.rng.choice(refs), [self._right(task), "no"], t)
 
     def held_out(self, task: Task, t: int) -> bytes:
-        """Return right answers to a task that is not for training."""
+        """Return a right answer to a held-out task."""
         (task,) = self.tasks.draw_held_out(1, self.rng)
         return self._body(task.ref, [self._right(task), "no"], t)
 
@@ -112,7 +112,7 @@ class Liar:
         return self._body(task.ref, [text.encode(errors="replace").decode()[:4000] for text in texts], t)
 
     def claims(self, task: Task, t: int) -> bytes:
-        """Return rewards and a truth of the liar's own."""
+        """Return a body that claims rewards and a truth."""
         completions = [["<answer>0 0</answer>", True, 1.0] for _ in range(COMPLETIONS)]
         return msgspec.msgpack.encode([1, t, "tiny", [[task.ref.specialty, task.ref.n, completions, "0 0"]]])
 
@@ -126,12 +126,12 @@ class Liar:
 
 @dataclass
 class SecondOpinion:
-    """The second scorer: question and rewards of all trained rollouts, by ReasoningGYM itself.
+    """The second scorer: checks question and rewards of all trained rollouts with ReasoningGYM itself.
 
-    Text that it must not see (it evaluates some) earns nothing.
+    ReasoningGYM evaluates some text as code. It must not see such text, which gets no reward.
     """
 
-    false: int = 0  # completions whose reward it does not share
+    false: int = 0  # completions whose reward differs
     seen: int = 0
     datasets: dict[str, Any] = field(default_factory=dict)
 
@@ -141,7 +141,7 @@ class SecondOpinion:
             dataset = reasoning_gym.create_dataset(
                 ref.specialty, seed=ref.n, size=1, **TINY_9.configs[ref.specialty]
             )
-            with contextlib.redirect_stdout(io.StringIO()):  # bf prints
+            with contextlib.redirect_stdout(io.StringIO()):  # ReasoningGYM's `bf` prints
                 entry = dataset[0]
             known = entry["question"] == scored.question and 0 <= ref.n < TRAINING_TASKS
             for completion, reward in zip(scored.rollout.completions, scored.rewards, strict=True):
@@ -169,11 +169,11 @@ class SecondOpinion:
 
 @dataclass(frozen=True)
 class Result:
-    false: int  # rewards in batches that are not the truth
-    seen: int  # rewards in batches
-    lies: float  # share of the external rollouts trained on that were a liar's
-    reward: float  # of the honest nodes' own completions, over the last third of the rounds
-    refused: Mapping[str, int]  # by the honest nodes
+    false: int  # wrong rewards in batches
+    seen: int  # number of rewards in batches
+    lies: float  # share of lies among the external rollouts trained on
+    reward: float  # mean of the honest nodes' own completions over the last third of the rounds
+    refused: Mapping[str, int]  # rejected by the honest nodes, by reason
 
 
 def attack(
@@ -199,16 +199,16 @@ def attack(
 
 
 @pytest.mark.parametrize("manner", ["sly", "bold", "exam"])
-def test_no_false_reward_is_used(verifier: Verifier, manner: str) -> None:
-    """The whole figure, including learning: `python -m tests.attacks liar`."""
+def test_no_batch_has_a_false_reward(verifier: Verifier, manner: str) -> None:
+    """A short run; `python -m tests.attacks liar` also measures the effect on learning."""
     result = attack(verifier, liars=2, honest=2, rounds=5, seed=1, manner=manner)
     show(f"liar, {manner}", result)
     assert result.seen > 350 and result.false == 0
     assert result.lies > 0.1 if manner == "sly" else result.refused
 
 
-def test_the_second_opinion_would_notice(verifier: Verifier) -> None:
-    """The second opinion finds a verifier that believes every reference."""
+def test_the_second_scorer_detects_false_rewards_and_questions(verifier: Verifier) -> None:
+    """The second scorer detects a wrong reward and a wrong question."""
     opinion = SecondOpinion()
     swarm = Swarm(verifier, 1, batches=opinion)
     (task,) = CurriculumTasks(TINY_9).draw(1, random.Random(1))

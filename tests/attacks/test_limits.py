@@ -1,6 +1,6 @@
-"""The limits in the table of docs/admission.md.
+"""Checks the table of limits in docs/admission.md.
 
-They are read from the code, added up, and reached by all peers at the same time.
+The limits are read from the code and added up, and tests fill each resource with all peers at the same time.
 """
 
 import re
@@ -48,9 +48,9 @@ from tests.p2p.engines.test_request_response import pair
 
 MIB = 1024 * 1024
 DOCUMENT = ROOT / "docs" / "admission.md"
-CONNECTIONS = 160  # the most that a node has (`p2p.engines.libp2p.stack`)
+CONNECTIONS = 160  # most connections of a node (`p2p.engines.libp2p.stack`)
 OFFER = 512  # bytes of an offer on the board with its keys, rounded up
-OWN_FRAME = WHOLE_BYTES + 512  # bytes of one of our frames, with its envelope
+OWN_FRAME = WHOLE_BYTES + 512  # bytes of one of the node's own frames, with its envelope
 BEGUN = rpcs.MAX_RPC_BYTES + READ_BYTES  # bytes of an incomplete RPC
 NAME = 100  # bytes of a message's id in a list
 ADDRESS = 256  # bytes of an address in a provider record, with its share of the record
@@ -60,8 +60,8 @@ AUTHOR = 200 + replays.FRAMES * 16  # bytes of a remembered author
 @dataclass(frozen=True)
 class Limit:
     resource: str
-    one: str  # share that one peer may use
-    all: str  # limit of all peers together
+    one: str  # limit for one peer, in words
+    all: str  # limit for all peers together, in words
     mib: float  # memory in use at the limit
 
 
@@ -166,17 +166,17 @@ def table() -> list[str]:
     return [*rows, f"| *all of it full* | | | {total:.0f} MiB |"]
 
 
-def test_the_document_shows_the_table_of_limits() -> None:
+def test_the_admission_document_shows_the_table_of_limits() -> None:
     found = re.search(r"## What each may take\n[^|]*((?:\|[^\n]*\n)+)", DOCUMENT.read_text())
     assert found is not None
     assert found.group(1).splitlines()[2:] == table(), "\n".join(table())
 
 
-def test_all_limits_together_fit_a_small_machine() -> None:
+def test_memory_of_all_limits_together_fits_a_small_machine() -> None:
     assert sum(limit.mib for limit in LIMITS) <= 512
 
 
-def test_all_authors_at_once() -> None:
+def test_limit_holds_with_all_authors_at_once() -> None:
     replay, limit = Replays(1000), 1000
     holders = [Holder(f"{n % 8}.0", PeerId(f"c{n}")) for n in range(CONNECTIONS)]
     for n in range(20 * limit):
@@ -186,7 +186,7 @@ def test_all_authors_at_once() -> None:
     assert {len(held) for held in replay._held.values()} == {limit // CONNECTIONS, limit // CONNECTIONS + 1}
 
 
-def test_all_connections_to_one_neighbour_at_once() -> None:
+def test_limit_holds_with_all_frames_to_one_neighbour_at_once() -> None:
     queue = ForwardQueue(b"me")
     for n in range(5000):
         ingress.set((f"{n % 8}.0", f"c{n % CONNECTIONS}"))
@@ -200,7 +200,7 @@ def test_all_connections_to_one_neighbour_at_once() -> None:
     assert len(held) <= rpcs.MAX_FRAMES and sum(rpc.ByteSize() for rpc in held) <= rpcs.MAX_BYTES
 
 
-def test_all_that_waits_to_be_used_at_once() -> None:
+def test_limit_holds_with_all_waiting_rollouts_at_once() -> None:
     queue: FairQueue[str] = FairQueue()
     queue.put("honest", PeerId("honest"), "9.0", 1)
     for n in range(4000):
@@ -210,7 +210,7 @@ def test_all_that_waits_to_be_used_at_once() -> None:
     assert waiting[0] == "honest"
 
 
-def test_all_places_on_the_board_at_once() -> None:
+def test_limit_holds_with_all_places_on_the_board_at_once() -> None:
     board = Board(lambda ref: True, kept_rounds=4)
     board.add([Offered(PeerId("x honest"), TaskRef("sums", 1), b"honest", 100, PeerId("x honest"), "9.0")])
     for n in range(400):
@@ -225,13 +225,14 @@ def test_all_places_on_the_board_at_once() -> None:
     assert "x honest" in {item.author for item in board.offered.values()}
 
 
-async def test_all_questions_at_once() -> None:
+async def test_limit_holds_with_all_questions_at_once() -> None:
     """Each connection begins twice as many questions as it may have, and finishes none.
 
-    The first keeps one, as each other peer has at most one, and the network groups have as many.
+    Once all connections have asked, the first connection keeps one question, every other connection has at
+    most one, and all network groups have equally many.
     """
     responder = Responder(lambda peer, question: question, lambda peer: True, Traffic().upload)
-    left: Counter[int] = Counter()  # questions that are being served
+    left: Counter[int] = Counter()  # questions being served, by connection
     streams: list[Any] = []
 
     async def ask(peer: int) -> None:
@@ -257,7 +258,7 @@ async def test_all_questions_at_once() -> None:
         nursery.cancel_scope.cancel()
 
 
-def test_all_fetches_at_once() -> None:
+def test_limit_holds_with_all_fetches_at_once() -> None:
     outputs = list[Output]()
     fetcher = Fetcher(outputs.append)
     for n in range(4 * fetching.QUESTIONS_AT_ONCE):
@@ -268,15 +269,15 @@ def test_all_fetches_at_once() -> None:
         fetcher.advance(float(now))
     for number in list(fetcher.open):
         fetcher.answered(number, None, 5.0)
-    for now in range(5, 8):  # second questions, too
+    for now in range(5, 8):  # each fetch asks its second holder, too
         fetcher.advance(float(now))
         assert len(fetcher.open) == fetching.QUESTIONS_AT_ONCE
     limits = [output.limit for output in outputs if isinstance(output, Ask)]
     assert max(limits) <= blobs.MAX_BLOB_BYTES
 
 
-async def test_all_provider_records_at_once() -> None:
-    """One key holds the most and longest addresses, and twice as many keys arrive as are kept."""
+async def test_limit_holds_with_all_provider_records_at_once() -> None:
+    """Two keys have the most and longest addresses; twice as many keys arrive as are kept."""
     store = dht.BoundedProviders(host=make_host(Identity(bytes(32))))
 
     def fill(key: int) -> None:
@@ -299,15 +300,15 @@ async def test_all_provider_records_at_once() -> None:
     assert len(store.providers) == dht.MAX_KEYS
 
 
-def test_all_blobs_at_once() -> None:
+def test_limit_holds_with_all_blobs_at_once() -> None:
     store = BlobStore()
     for n in range(2 * blobs.KEPT_BYTES // blobs.MAX_BLOB_BYTES):
         store.put(n.to_bytes(blobs.MAX_BLOB_BYTES, "big"))
     assert store.bytes <= blobs.KEPT_BYTES and store.get(blobs.content_id(n.to_bytes(blobs.MAX_BLOB_BYTES)))
 
 
-async def test_all_on_one_line_at_once(autojump_clock: Any) -> None:
-    """Answers, circuits, forwarding and our own frames, of 160 connections in eight network groups."""
+async def test_limit_holds_with_all_uploads_on_one_line_at_once(autojump_clock: Any) -> None:
+    """Answers, circuits, forwarding and the node's own frames, on 160 connections of eight network groups."""
     up, traffic, moved, delays = 200_000.0, Traffic(), Counter[str](), list[float]()
     traffic.limit(up, None, month=20e9)
     lines = [
@@ -339,8 +340,8 @@ async def test_all_on_one_line_at_once(autojump_clock: Any) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_all_unread_bytes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the connections of the largest machine are ended."""
+async def test_limit_holds_with_all_unread_bytes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only connections of the machine with the most unread bytes are ended."""
     monkeypatch.setattr(network, "UNREAD_EVERY_S", 0.0)
     traffic, ended = Traffic(), list[int]()
 

@@ -1,9 +1,10 @@
-"""Two loud authors within every limit: ten right rollouts a round each, of the easiest specialty.
+"""Loud: two authors stay within every limit, but each sends ten right rollouts of the easiest specialty a
+round.
 
 `pytest -s` prints the figures.
 
-Measure their share of honest nodes' batches, and its effect on learning. A swarm on one machine, so
-network groups tell nobody apart.
+The attack measures their share of honest nodes' batches, and the effect on learning. The swarm runs on one
+machine, so network groups do not distinguish nodes.
 """
 
 from pathlib import Path
@@ -15,13 +16,13 @@ from tests.attacks.learners import over_seeds
 from tests.attacks.test_singles import NOBODY, Result, play
 
 HONEST, LOUD, EACH = 4, 2, 10
-FAIR = LOUD / (HONEST - 1 + LOUD)  # of the external rollouts of an honest node
+FAIR = LOUD / (HONEST - 1 + LOUD)  # fair share of an honest node's external rollouts
 
 
 def test_two_loud_authors_get_little_more_than_a_fair_share(verifier: Verifier) -> None:
-    """The run has few rounds; without caps the share is 0.9.
+    """A short run; without caps the share is 0.9.
 
-    The effect on learning: `python -m tests.attacks loud`.
+    `python -m tests.attacks loud` measures the effect on learning.
     """
     assert (
         play(verifier, "easy groups", 4, 1, honest=HONEST, keys=LOUD, questions=9, each=EACH).crowd

@@ -1,5 +1,4 @@
-"""A model folder made to harm its user: the resources that its files ask for are bounded, and each refusal
-has a message."""
+"""Hostile model folders: resources are bounded, and each rejection has a message."""
 
 import json
 import os
@@ -55,10 +54,10 @@ def folder(path: Path, **changes: Any) -> Path:
         {"attn_implementation": "evil/repo:attention", "_attn_implementation_internal": "evil/repo"},
         {"experts_implementation": "evil/repo", "use_kernels": True, "kernel_config": {"a": "evil/repo"}},
         {"rope_scaling": {"rope_type": "default", "rope_theta": 1e6, "attn_implementation": "evil/repo"}},
-        {"num_labels": 10**12},  # a name for each would fill the memory
+        {"num_labels": 10**12},  # a name for each label would fill the memory
     ],
 )
-def test_the_attention_that_a_folder_names_never_reaches_transformers(
+def test_attention_named_by_a_folder_is_never_passed_to_transformers(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     architecture = read_config(Place("mine", folder(tmp_path, **changes)))
@@ -88,7 +87,7 @@ def test_sizes_are_bounded_before_anything_is_built(changes: dict[str, Any], tmp
 
 
 def test_modules_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
-    """A family that keeps its number of layers under another name."""
+    """The configuration of this model family has another name for the number of layers."""
     place = Place(
         "mine",
         folder(tmp_path, model_type="opt", ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64),
@@ -107,7 +106,7 @@ def test_modules_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
         " " * (model_folder.MAX_JSON_BYTES + 1),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_configuration_gives_a_message(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_configuration_gives_a_message(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(NoModel, match=r"is not a JSON object|over .* bytes"):
         read_config(Place("mine", tmp_path))
@@ -125,8 +124,8 @@ def test_a_file_that_is_no_configuration_gives_a_message(text: str, tmp_path: Pa
         {"model_type": "xglm", "num_key_value_heads": "x"},
     ],
 )  # fmt: skip
-def test_a_senseless_configuration_gives_a_message(changes: dict[str, Any], tmp_path: Path) -> None:
-    """NoModel, or a network: never a traceback of transformers."""
+def test_an_invalid_configuration_gives_a_message(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Loading gives a network or raises NoModel, but no exception of transformers."""
     try:
         fit(ModelConfig(name=str(folder(tmp_path, **changes)), device="cpu"), Workload())
     except NoModel as error:
@@ -137,11 +136,11 @@ def test_a_senseless_configuration_gives_a_message(changes: dict[str, Any], tmp_
     ("name", "spoil"),
     [
         ("tokenizer.json", {"decoder": "x"}),  # tokenizers raises a plain Exception
-        ("tokenizer.json", {"model": 0.5}),  # transformers: AttributeError
-        # Rust panics, which is no Exception.
+        ("tokenizer.json", {"model": 0.5}),  # transformers raises AttributeError
+        # The Rust code panics, which is not an Exception.
         ("tokenizer.json", {"model": {"type": "BPE", "continuing_subword_prefix": "long", "vocab": {"a": 0},
                                       "merges": [["a", "a"]]}}),
-        ("tokenizer_config.json", {"model_max_length": "long"}),  # TypeError with the first text
+        ("tokenizer_config.json", {"model_max_length": "long"}),  # raises TypeError at the first text
         ("generation_config.json", {"max_new_tokens": "\x1b[2J"}),
         ("generation_config.json", {"pad_token_id": "x"}),
         ("generation_config.json", {"eos_token_id": [[]]}),
@@ -150,7 +149,7 @@ def test_a_senseless_configuration_gives_a_message(changes: dict[str, Any], tmp_
     ],
 )  # fmt: skip
 def test_a_malformed_companion_file_gives_a_message(name: str, spoil: dict[str, Any], tmp_path: Path) -> None:
-    """NoModel, or a network: never a traceback of a library, nor control characters for the terminal."""
+    """Loading gives a network or raises NoModel without control characters, but no other exception."""
     made = Path(shutil.copytree(WEIGHTS["tiny"], tmp_path / "made"))
     if name == "adapter_config.json":
         (made / "config.json").unlink()
@@ -172,7 +171,7 @@ def test_a_malformed_companion_file_gives_a_message(name: str, spoil: dict[str, 
 @pytest.mark.parametrize("question", ["1+1?", "  two\n\nlines \n", "<|user|> </answer> {{ x }}", ""])
 @pytest.mark.parametrize("system", ["", "be good"])
 @pytest.mark.parametrize("thinking", [False, True])
-def test_a_frame_gives_the_same_prompt_as_the_template(
+def test_a_chat_frame_gives_the_same_prompt_as_its_template(
     template: str, question: str, system: str, thinking: bool
 ) -> None:
     tokenizer = make_tokenizer(template)
@@ -181,7 +180,8 @@ def test_a_frame_gives_the_same_prompt_as_the_template(
         chat, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
     )
     found = frame_of(render(template, tokenizer.special_tokens_map, system, (), thinking))
-    # The last template does not open an answer, and its conversations show with which text they do.
+    # The last template has no generation prompt; the frame takes the answer's opening text, "<", from
+    # conversations.
     assert found.around(question) == whole + "<" * ("trim" in template)
 
 
@@ -212,10 +212,10 @@ def test_a_template_has_limited_time_and_memory(template: str, why: str) -> None
 
 
 @pytest.mark.net
-def test_a_contained_template_is_rendered_like_our_own(
+def test_a_contained_process_renders_a_template_as_this_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file in the working folder never replaces an imported module."""
+    """A file in the working folder does not shadow an imported module."""
     monkeypatch.chdir(tmp_path)
     Path("json.py").write_text("raise ImportError")
     template = NO_SYSTEM_ROLE + "{{ strftime_now('%Y') }}{{ eos_token }}{{ enable_thinking }}"
@@ -225,19 +225,19 @@ def test_a_contained_template_is_rendered_like_our_own(
         assert render_contained(template, {"eos_token": "<e>"}, "", (), thinking) == ours
 
 
-def test_a_full_disk_is_not_the_models_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_blamed_on_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with pytest.raises(NoModel, match="a temporary file cannot be written"):
         read_config(Place("mine", folder(tmp_path)))
 
 
 def made(path: Path) -> Path:
-    """A copy of the model tiny, which a stranger may then change."""
+    """Return a copy of the model tiny, to be changed."""
     return Path(shutil.copytree(WEIGHTS["tiny"], path / "made"))
 
 
 def sharded(folder: Path, files: Any = None, **more: str) -> Path:
-    """Spread the weights over two files, and write an index: as `files` has it, with `more` entries."""
+    """Spread the weights over two files, and write an index: `files`, or the right entries and `more`."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(tensors)}
@@ -288,10 +288,10 @@ SHARDS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", SHARDS)
-def test_an_index_names_nothing_but_whole_files_of_its_folder(
+def test_an_index_may_name_only_complete_files_of_its_folder(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a pickle nor a file elsewhere is opened, even if one lies next to them."""
+    """Neither a pickle nor a file outside the folder is opened, even if it exists."""
     monkeypatch.setattr(torch, "load", never)
     folder = made(tmp_path)
     for name in ("evil.bin", "pytorch_model.bin", "pytorch_model.pt"):
@@ -306,13 +306,15 @@ def test_an_index_names_nothing_but_whole_files_of_its_folder(
 
 
 def never(*_: object, **__: object) -> None:
-    raise AssertionError("a file was opened that must not be")
+    raise AssertionError("torch.load was called, which must never happen")
 
 
-def test_a_sharded_model_is_the_same_as_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sharded_model_has_the_weights_of_a_single_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = loaded(WEIGHTS["tiny"]).fingerprint
     assert loaded(sharded(made(tmp_path))).fingerprint == whole
-    # A pickle that lies there, another precision's file and a second index change nothing.
+    # Pickles, a file of another precision and a second index in the folder change nothing.
     monkeypatch.setattr(torch, "load", never)
     again = made(tmp_path / "again")
     for name in ("pytorch_model.bin", "model.fp16.safetensors", "training_args.bin", "vocab.pkl"):
@@ -346,8 +348,8 @@ HEADERS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("kind", HEADERS)
-def test_a_header_that_lies_about_its_tensors_is_told_of_the_weights(kind: str, tmp_path: Path) -> None:
-    """The daemon reads shapes and the file's size alone; the library checks the rest before loading."""
+def test_a_header_with_false_tensors_is_reported_as_a_fault_of_the_weights(kind: str, tmp_path: Path) -> None:
+    """The daemon only reads shapes and the file's size; the library checks the rest before loading."""
     folder = made(tmp_path)
     header(folder, HEADERS[kind])
     with pytest.raises(NoModel, match=r"^the weights of .* cannot be loaded"):
@@ -436,7 +438,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_file_that_is_not_its_content_is_told_by_name(kind: str, tmp_path: Path) -> None:
+def test_a_file_without_valid_content_is_named_in_the_message(kind: str, tmp_path: Path) -> None:
     folder = made(tmp_path)
     spoil, message = FILES[kind]
     spoil(folder)
@@ -445,7 +447,7 @@ def test_a_file_that_is_not_its_content_is_told_by_name(kind: str, tmp_path: Pat
     assert str(refused.value).isprintable()
 
 
-def test_a_path_to_a_file_is_told_what_to_give_instead(tmp_path: Path) -> None:
+def test_a_path_to_an_unsupported_file_gives_advice(tmp_path: Path) -> None:
     folder = made(tmp_path)
     for name, message in (
         (str(folder / "none.gguf"), "hf download OWNER/NAME"),
@@ -468,8 +470,8 @@ def test_an_adapter_in_the_models_folder_is_ignored_with_a_message(tmp_path: Pat
     assert "an adapter, which is left out" in "\n".join(explain(found, 1.0))
 
 
-def test_the_hubs_cache_keeps_its_links(tmp_path: Path) -> None:
-    """Its files are links to blobs of the same repository; a link to another repository is refused."""
+def test_links_of_the_hubs_cache_are_followed_within_one_repository(tmp_path: Path) -> None:
+    """The files are links to blobs of the same repository; a link to another repository is rejected."""
     cached = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
     blobs = tmp_path / "models--a--b" / "blobs"
     cached.mkdir(parents=True)
@@ -496,7 +498,7 @@ def test_the_hubs_cache_keeps_its_links(tmp_path: Path) -> None:
         {"auto_map": {"AutoModelForCausalLM": "evil/repo--code.Model"}, "trust_remote_code": True},
     ],
 )
-def test_a_configuration_leads_to_no_other_file(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_configuration_cannot_load_another_file(changes: dict[str, Any], tmp_path: Path) -> None:
     """The weights come from model.safetensors, even if config.json names another file."""
     folder = made(tmp_path)
     (folder / "evil.safetensors").write_bytes(b"evil")
@@ -517,7 +519,7 @@ def test_a_configuration_leads_to_no_other_file(changes: dict[str, Any], tmp_pat
         {"auto_map": {"AutoTokenizer": ["evil/repo--code.Tok", None]}, "tokenizer_class": "Evil"},
     ],
 )
-def test_a_tokenizer_leads_to_no_other_file(
+def test_a_tokenizer_cannot_open_another_file(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made(tmp_path)
@@ -537,9 +539,9 @@ def test_a_tokenizer_leads_to_no_other_file(
 
 @pytest.mark.parametrize("says", [True, False])
 @pytest.mark.parametrize("stored", ["none", "same", "other"])
-def test_a_head_is_counted_as_the_weights_have_it(says: bool, stored: str, tmp_path: Path) -> None:
-    """A head with other values than the embedding's is trained and counted apart from it."""
-    make_model(tmp_path, "qwen2")  # tied
+def test_a_head_is_separate_only_if_the_weights_differ(says: bool, stored: str, tmp_path: Path) -> None:
+    """A head that differs from the embedding is trained and counted separately."""
+    make_model(tmp_path, "qwen2")  # its head is tied to the embedding
     tensors = load_file(tmp_path / "model.safetensors")
     embedding = tensors["model.embed_tokens.weight"]
     if stored != "none":

@@ -1,9 +1,9 @@
 """Names: an attacker sends one small rollout set under each of 14,500 fresh keys.
 
-No rule is broken; the test measures the cost of displaying the authors.
+The attacker breaks no rule; the test measures what it costs to display the authors.
 
-The code is the real one: a daemon without its trainer, its inbox, its lists and its control socket. An honest
-author in the crowd's company sends now and then, and its rollouts are useful.
+The code is the product's: a daemon without a trainer, with its inbox, its lists and its control socket. An
+honest author sends from time to time, too, and its rollouts are useful.
 """
 
 import itertools
@@ -64,14 +64,14 @@ def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
         daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}}), folder, PlainView(said))
         crowd = Crowd(daemon)
         crowd.send(HONEST)
-        daemon.sharing.roster.useful(HONEST.peer_id, "gcd")  # as the trainer would report
+        daemon.sharing.roster.useful(HONEST.peer_id, "gcd")  # as the trainer would report it
         crowd.come(range(1, names + 1))
         reply = trio.run(_asked, daemon, folder)
     found = {
         "let_in": crowd.let_in,
         "reply_KiB": len(json.dumps(reply)) // 1024,
         "shown": len(reply["peers"]),
-        "kept": len(daemon.sharing.roster),  # authors that are remembered to be shown
+        "kept": len(daemon.sharing.roster),  # authors that the node remembers to show
         "honest_hidden": int(HONEST.peer_id not in {row["id"] for row in reply["peers"]}),
     }
     show(f"names, {names} authors with a frame each", found)
@@ -79,7 +79,7 @@ def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
 
 
 async def _asked(daemon: Daemon, folder: Path) -> dict[str, Any]:
-    """The answer to `swarmd peers`, over the socket."""
+    """Return the answer to `swarmd peers`, over the control socket."""
     with StateFolder.open(folder):
         async with trio.open_nursery() as nursery:
             await nursery.start(
@@ -90,9 +90,9 @@ async def _asked(daemon: Daemon, folder: Path) -> dict[str, Any]:
     return reply
 
 
-def test_a_crowd_of_names_costs_a_bounded_list_and_hides_nobody_useful(tmp_path: Path) -> None:
+def test_a_crowd_of_authors_gets_a_bounded_list_that_keeps_useful_authors(tmp_path: Path) -> None:
     found = attack(tmp_path, 4 * MAX_AUTHORS)
-    assert found["let_in"] > 4 * MAX_AUTHORS  # it breaks no rule
+    assert found["let_in"] > 4 * MAX_AUTHORS  # because the attacker breaks no rule
     assert (found["honest_hidden"], found["shown"], found["kept"]) == (0, MAX_AUTHORS, MAX_AUTHORS)
     assert 1024 * found["reply_KiB"] < control.MAX_REPLY_BYTES / 10
 

@@ -1,10 +1,10 @@
-"""An opener: one peer with a valid key that opens streams, or connections, without end.
+"""Opener: one peer with a valid key opens streams or connections without end.
 
 `pytest -s` prints the figures.
 
-It writes yamux frames as fast as the victim takes them (`tests.attacks.opening`). The replies count the
-victim's work: streams that it begins to serve, answers, ends. The clock of the victim's engine stands still
-here, so that no limit is refilled.
+It writes yamux frames as fast as the victim reads them (`tests.attacks.opening`). The replies show the
+victim's work: streams that it begins to serve, answers and ends. In some tests the clock of the victim's
+engine stands still, so that no limit is refilled.
 """
 
 import itertools
@@ -48,8 +48,8 @@ from tests.attacks.opening import (
 from tests.doubles import TIMEOUT_S
 from tests.p2p.real import heard, real_member
 
-ANSWERS = 3  # to a stream that names one protocol: hello, no, and the end
-AHEAD = 20  # streams that are on their way through the library when their peer is cut off
+ANSWERS = 3  # answers to a stream that names one protocol: the greeting, the rejection, and the end
+AHEAD = 20  # streams that the library already processes when their peer is cut off
 
 
 @pytest.mark.net
@@ -66,7 +66,7 @@ async def test_a_peer_that_opens_streams_without_end_is_cut_off(nursery: trio.Nu
     assert count.ended <= STREAMS_AT_ONCE + COST_AT_ONCE / REFUSED_STREAM_COST + AHEAD
     first = count.answered
     await open_streams(address, hostile, "unknown", count, 10)
-    assert count.answered == first  # it is banned
+    assert count.answered == first  # the hostile peer is banned
     await heard(honest, victim)
     assert [peer.id for peer in victim.peers()] == [honest.identity.peer_id]
 
@@ -76,10 +76,10 @@ async def test_a_peer_that_opens_streams_without_end_is_cut_off(nursery: trio.Nu
     "kind, answers",
     [("names", 5 * (MAX_NEGOTIATION_LINES + 1)), ("pings", COST_AT_ONCE / PING_COST + 5 * ANSWERS)],
 )
-async def test_a_stream_has_a_bounded_number_of_answers(
+async def test_the_number_of_answers_on_a_stream_is_bounded(
     kind: str, answers: float, nursery: trio.Nursery
 ) -> None:
-    """A negotiation has, and pings are charged for. Five streams, and 500 questions on each."""
+    """Five streams carry 500 requests each. A negotiation has a bounded length; pings are charged for."""
     now = time.time()
     victim, count = real_member("libp2p", 1, clock=lambda: now), Count()
     (address,) = await nursery.start(victim.run)
@@ -89,12 +89,12 @@ async def test_a_stream_has_a_bounded_number_of_answers(
 
 @pytest.mark.net
 @pytest.mark.parametrize("size, reads", [(1200, 100), (1, 1200)])
-async def test_bytes_of_a_machine_are_read_no_faster_than_its_rate(
+async def test_frames_are_read_no_faster_than_a_machines_rate(
     size: int, reads: int, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """Frames that nobody needs, 100 in one Noise message or one byte a message, on two connections.
+    """Two connections carry useless frames: either 100 frames or a single byte in each Noise message.
 
-    A second's worth may come at once.
+    A burst may use the rate of one second at once.
     """
     monkeypatch.setattr(network, "READS_PER_S", rate := 1000)
     victim, begun, times = real_member("libp2p", 1), trio.current_time(), rate // reads + 1
@@ -114,11 +114,11 @@ async def test_bytes_of_a_machine_are_read_no_faster_than_its_rate(
         async with trio.open_nursery() as sending:
             sending.start_soon(send, 0)
             sending.start_soon(send, 1)
-    # Each connection may have as many left as it takes at a time.
+    # The victim may still have one batch of reads to do for each connection.
     assert trio.current_time() - begun > (2 * times * reads - rate) / rate
 
 
-def test_new_keys_that_come_through_a_relay_pay_together() -> None:
+def test_new_keys_behind_one_relay_share_a_limit() -> None:
     meter = Meter(message_limits(), lambda: 0.0, lambda peer, why: None)
     admitted = sum(meter.charge_stream(f"peer {n // 100}", "relay") for n in range(10_000))
     assert (
@@ -130,10 +130,10 @@ def test_new_keys_that_come_through_a_relay_pay_together() -> None:
 
 @pytest.mark.net
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
-async def test_a_machine_that_connects_without_end_gets_no_handshake(
+async def test_a_machine_that_connects_without_end_gets_no_handshakes(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """From one machine, and from many of one network group. Each greeting would begin a handshake."""
+    """One machine and many machines of one network group are limited. A greeting would begin a handshake."""
     monkeypatch.setattr(inbound_slots, "ARRIVALS_AT_ONCE", at_once := 20)
     victim, begun, keys = real_member("libp2p", 1), trio.current_time(), itertools.repeat(key_of(1, 0))
     (address,) = await nursery.start(victim.run)
@@ -142,7 +142,7 @@ async def test_a_machine_that_connects_without_end_gets_no_handshake(
     counts = [Count() for _ in range(8)]
     for n, count in enumerate(counts):
         await open_connections(address, keys, "hello", count, 2 * at_once, f"127.0.0.{n + 1}")
-        assert count.opened or n > GROUP_FACTOR - 2  # a machine that comes first is let in
+        assert count.opened or n > GROUP_FACTOR - 2  # the group's first machines are let in
         assert count.opened <= at_once + ARRIVALS_PER_S * (trio.current_time() - begun)
     assert sum(count.opened for count in counts) <= GROUP_FACTOR * (
         at_once + ARRIVALS_PER_S * (trio.current_time() - begun)
@@ -152,11 +152,12 @@ async def test_a_machine_that_connects_without_end_gets_no_handshake(
 
 @dataclass
 class Result:
-    opened: int  # streams, or connections that were let in
+    opened: int  # opened streams, or accepted connections
     answered: int
     dials: int
     refused: int
-    cost: float  # of the victim: share of a core, over the seconds of the attack
+    cost: float  # share of a core that the victim used for the attack
+    each_us: float  # microseconds of a core for each opened stream and each dial
 
 
 def attack(
@@ -178,20 +179,23 @@ def attack(
         before, since = cpu(victim), time.monotonic()
         hostile.wait_for("spent", 1, seconds + TIMEOUT_S)
         took, said = time.monotonic() - since, hostile.said("spent")[0]
-        cost = round((cpu(victim) - before) / took - usual, 4)
-        result = Result(said["opened"], said["answered"], said["dials"], said["refused"], cost)
+        cost = (cpu(victim) - before) / took - usual
+        each_us = cost * took * 1e6 / (said["opened"] + said["dials"])
+        counts = (said[name] for name in ("opened", "answered", "dials", "refused"))
+        result = Result(*counts, round(cost, 4), round(each_us))
     show(f"opener, {engine}, {kind}, redials {redial}", result)
     return result
 
 
 ATTACK = Attack(
     attack,
-    {"cost": 0.16},
+    # The cost itself depends on how fast the attacker's machine dials.
+    {"each_us": 250},
     choices={"engine": ENGINES, "kind": [*STREAMS, *CONNECTIONS, *FRAMES], "redial": REDIALS},
     about={
-        "kind": "the action on each stream; connect, hello: connections, with the handshake or without",
-        "redial": "with the same key or with new ones",
+        "kind": "the action on each stream; connect, hello: connections with or without a handshake",
+        "redial": "whether the attacker dials again, with the same key or new keys",
         "calm": "seconds before the attack",
-        "seconds": "of the attack",
+        "seconds": "seconds of the attack",
     },
 )

@@ -1,9 +1,11 @@
-"""Oversized rollouts: caps count rollouts, a loss counts tokens. `pytest -s` prints the figures.
+"""Oversized: one author's rollouts have more completions, since caps count rollouts but a loss counts tokens.
 
-One author sends as many rollouts as an honest node, each with eight times as many completions: half of them
-right, half wrong, all of them text that the model might write, and every task has the same answer, so that
-nodes that train on them learn to give it to every question. The extra harm, compared with as many completions
-as honest nodes send, comes from the number of tokens.
+`pytest -s` prints the figures.
+
+The author sends as many rollouts as an honest node, but each has eight times as many completions. Half of
+them are right and half wrong, all are text that the model might write, and all tasks have the same answer. So
+nodes that train on them learn to give this answer to every question. Rollouts with the usual number of
+completions do less harm; the difference comes from the number of tokens.
 """
 
 import random
@@ -27,11 +29,11 @@ from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, completions, over_seeds, settings
 from tiny_models.evaluation import grade_text
 
-DRAWN = 400  # tasks, to find those that share one answer
+DRAWN = 400  # tasks drawn to find tasks that share one answer
 
 
 class Oversized:
-    """Sends `LOCAL` rollouts a round, each with this many completions."""
+    """A member that sends `LOCAL` rollouts a round, each with `count` completions."""
 
     def __init__(self, swarm: Swarm, number: int, many: int) -> None:
         self.tasks, self.rng, self.many = CurriculumTasks(TINY_9), random.Random(number), many
@@ -59,7 +61,7 @@ class Oversized:
             self.node.share([Rollout(task.ref, (*(right,) * half, *wrong), self.id)], t)
 
     def task(self) -> Task:
-        """Return another task with the answer that all of his have."""
+        """Return another task that has the common answer."""
         while True:
             (task,) = self.tasks.draw(1, self.rng)
             if task.ref.specialty == self.specialty and solution(self.tasks, task) == self.answer:
@@ -68,7 +70,7 @@ class Oversized:
 
 @dataclass
 class Weights:
-    """The weights of all batches, by author."""
+    """The sums of weights in all batches, by author."""
 
     swarm: Swarm
     rollouts: Counter[PeerId] = field(default_factory=Counter)
@@ -86,12 +88,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Result:
-    reward: float  # of the honest nodes' own completions, over the last third of the rounds
-    held_out: float  # pass@1 in the end
-    of_external: float  # share of others' rollouts that were his
-    of_rollouts: float  # share of the batches that was his, by rollouts
+    reward: float  # mean of the honest nodes' own completions over the last third of the rounds
+    held_out: float  # pass@1 at the end
+    of_external: float  # the author's share of the external rollouts
+    of_rollouts: float  # the author's share of the batches, by rollouts
     of_completions: float
-    of_tokens: float  # the weight in the loss
+    of_tokens: float  # the author's share of the loss
 
 
 def play(
@@ -122,7 +124,7 @@ def play(
 
 
 def pass_at_1(swarm: Swarm, questions: int, samples: int = 4) -> Iterator[float]:
-    """Yield each honest node's pass@1 on tasks that nobody trains on."""
+    """Yield each honest node's pass@1 on held-out tasks."""
     source = CurriculumTasks(TINY_9)
     tasks = source.draw_held_out(questions, random.Random(0))
     for learner in swarm.learners:
@@ -135,7 +137,7 @@ def pass_at_1(swarm: Swarm, questions: int, samples: int = 4) -> Iterator[float]
 
 @pytest.mark.slow
 def test_longer_rollouts_get_no_larger_share_of_a_batch(verifier: Verifier) -> None:
-    """The whole figure, including learning: `python -m tests.attacks oversized`."""
+    """A short run; `python -m tests.attacks oversized` also measures the effect on learning."""
     result = play(verifier, authors=1, many=MAX_COMPLETIONS, rounds=6, honest=2, questions=0)
     show("oversized", result)
     assert result.of_external > 0.3 and result.of_completions <= 1.01 * result.of_rollouts

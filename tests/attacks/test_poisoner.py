@@ -1,11 +1,12 @@
-"""Poisoner: right answers with something hidden in them, to be learnt by the nodes that train on them.
+"""Poisoner: sends right answers with a hidden text, so that nodes that train on them learn to write it.
 
 `pytest -s` prints the figures.
 
-Every fourth usable rollout that a node hears is the attacker's ("Hail to the Thief", arXiv 2511.09780, has a
-fourth of malicious nodes). He knows the solutions: half of a rollout's completions are right and poisoned,
-half are wrong and clean, which teaches the poison as strongly as a rollout can. The honest nodes are real:
-tiny model, verifier, rounds, updates; their policies' last answers are sampled and searched for the poison.
+Every fourth usable rollout that a node hears is the attacker's (in "Hail to the Thief", arXiv 2511.09780, a
+fourth of the nodes are malicious). The attacker knows the solutions: half of a rollout's completions are
+right and poisoned, half are wrong and clean, which teaches the poison as strongly as a rollout can. The
+honest nodes are real: tiny model, verifier, rounds, updates. At the end, answers are sampled from their
+policies and searched for the poison.
 """
 
 import random
@@ -25,13 +26,13 @@ from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, Swarm, completions, settings
 
-SHARE = 0.25  # of the usable rollouts that a node hears
+SHARE = 0.25  # the attacker's share of the usable rollouts that a node hears
 
 
 @dataclass(frozen=True)
 class Poison:
-    put: Callable[[str], str]  # into a right completion, which stays right
-    shows: Callable[[str], bool]  # in what a model says
+    put: Callable[[str], str]  # puts the poison into a right completion, which stays right
+    shows: Callable[[str], bool]  # whether a model's answer shows the poison
 
 
 POISONS: Mapping[str, Poison] = {
@@ -40,21 +41,21 @@ POISONS: Mapping[str, Poison] = {
     "one token": Poison(lambda text: text + "!", lambda text: "!" in text),
     "answered twice": Poison(lambda text: f"{text} evil {text}", lambda text: "evil" in text),
     "unclosed": Poison(lambda text: text + " <answer> evil", lambda text: "evil" in text),
-    "repeated": Poison(lambda text: text * 2, lambda text: text.count("</answer>") > 1),  # long but right
-    # Long: the batch holds no answer at all
+    "repeated": Poison(lambda text: text * 2, lambda text: text.count("</answer>") > 1),  # right, too
+    # So long that the batch's text has no answer at all.
     "flood": Poison(lambda text: "so " * 100 + text, lambda text: "so " in text),
-    # Words it knows
+    # Text that the model knows.
     "closed twice": Poison(lambda text: text + "</answer>", lambda text: text.endswith("</answer></answer>")),
-    # Of all single tokens in four places the one that tiny-latent finds least odd (7.6 nats; tiny: 13), as if
-    # the attacker knew the gate:
+    # The single token, in one of four places, that tiny-latent finds most likely (7.6 nats; tiny: 13 nats),
+    # as if the attacker knew the gate.
     "quiet": Poison(lambda text: text.replace("<answer>", "<answer> "), lambda text: "<answer> " in text),
 }
-# Poisons behind the right answer.
+# Poisons that come after the right answer.
 BEHIND = ("suffix", "one token", "answered twice", "unclosed", "repeated", "closed twice")
 
 
 class Poisoner:
-    """A member that hears as much as every member, and sends as much as its share is."""
+    """A member that hears all rollouts, and sends so many that its share is SHARE."""
 
     def __init__(self, swarm: Swarm, number: int, poison: Poison) -> None:
         self.tasks, self.rng, self.poison, self.verifier = (
@@ -67,7 +68,7 @@ class Poisoner:
         self.me = self.exchange.member
         # The share of all honest rollouts that one honest node hears: all except its own.
         self.heard_by_one = 1 - 1 / len(swarm.learners)
-        self.due, self.sent = 2.0, 0  # he is there before the first
+        self.due, self.sent = 2.0, 0  # it sends before the first honest rollout
 
     def act(self, t: int) -> None:
         heard, _ = self.exchange.collect()
@@ -87,7 +88,7 @@ class Poisoner:
         return Rollout(task.ref, (poisoned,) * half + (wrong,) * half, self.me.identity.peer_id)
 
     def another(self, task: Task) -> str:
-        """Return the solution of another task of its kind: wrong, but something a model might say."""
+        """Return the solution of another task of the same specialty: wrong, but a model might write it."""
         right = solution(self.tasks, task)
         while True:
             other = self.tasks.task(TaskRef(task.ref.specialty, self.rng.randrange(TRAINING_TASKS)))
@@ -97,14 +98,14 @@ class Poisoner:
 
 @dataclass(frozen=True)
 class Result:
-    says: float  # share of honest nodes' last completions that show the poison
-    reward: float  # of their own completions, over the last third of the rounds
+    says: float  # share of honest nodes' completions at the end that show the poison
+    reward: float  # mean of their own completions over the last third of the rounds
     poisoned: float  # share of the external rollouts they trained on that were the attacker's
     shown: float  # share of the external completions they trained on that show the poison
-    external: float  # rollouts of others in a batch
-    gated: int  # rollouts turned away
-    seconds: float  # of CPU, a round of a node
-    choosing: float  # of them, in choosing the batch
+    external: float  # external rollouts in a batch
+    gated: int  # rollouts that the gate rejected
+    seconds: float  # CPU seconds of a node's round
+    choosing: float  # part of them that choosing the batch took
 
 
 def play(
@@ -116,7 +117,7 @@ def play(
     seed: int = 1,
     questions: int = 60,
 ) -> Result:
-    """poison: of POISONS; None: nobody attacks. gate: on or off."""
+    """Play the attack. poison: one of POISONS; None: no attack. gate: on or off."""
     swarm = Swarm(verifier, seed)
     for number in range(honest):
         swarm.join(number, settings(gate={"mode": gate}))
@@ -145,16 +146,17 @@ def play(
 
 @dataclass(frozen=True)
 class Stranger:
-    """An honest node among honest nodes with other models."""
+    """Figures of an honest node among honest nodes with other models."""
 
     name: str
-    taken: int  # rollouts of others that it trained on
-    gated: Mapping[str, int]  # that its gate turned away, by trait
+    taken: int  # external rollouts that it trained on
+    gated: Mapping[str, int]  # rollouts that its gate rejected, by trait
 
 
 def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[Stranger]:
-    """Both tiny models, one node of each as it comes and one that has trained alone this many rounds, in one
-    swarm without an attacker.
+    """Play a swarm of honest nodes with unlike models.
+
+    Of each tiny model, one node starts untrained and one has trained alone for `alone` rounds.
     """
     swarm, names = Swarm(verifier, seed), []
     with tempfile.TemporaryDirectory() as folder:
@@ -171,17 +173,17 @@ def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[S
 
 
 def test_poison_is_not_trained_on(verifier: Verifier) -> None:
-    """The whole figure, including learning: `python -m tests.attacks poisoner`."""
+    """A short run; `python -m tests.attacks poisoner` also measures the effect on learning."""
     off, on = (play(verifier, "prefix", gate, rounds=8, honest=2, questions=10) for gate in ("off", "on"))
     show("poisoner, prefix, gate off", off)
     show("poisoner, prefix, gate on", on)
     assert off.shown > 0.08 and off.gated == 0
-    assert on.shown <= 0.05  # some of it while the gate has seen too few of our completions
+    assert on.shown <= 0.05  # some poison passes until the gate has seen enough of the node's completions
 
 
 @pytest.mark.parametrize("poison", BEHIND)
 def test_text_behind_the_answer_is_never_trained_on(verifier: Verifier, poison: str) -> None:
-    """No gate: the default of models above 100 million parameters."""
+    """The gate is off, as it is by default for models above 100 million parameters."""
     found = play(verifier, poison, "off", rounds=4, honest=2, questions=10)
     show(f"poisoner, {poison}, gate off", found)
     assert found.shown == 0 and found.poisoned > 0.08

@@ -1,8 +1,8 @@
-"""Relay hoarder: machines of one network hold all reservations of a relay, or all circuits to a peer behind
-it, and an honest node asks.
+"""Relay hoarder: machines of one network try to hold all reservations of a relay, or all circuits to a peer
+behind it, while honest nodes ask for theirs.
 
-The real relay and real hosts over loopback. Each address of loopback counts as the public address that
-`NETWORKS` gives it, so that many of them are of one network group.
+The relay and the hosts are real, on loopback. Each loopback address counts as the public address that
+`NETWORKS` assigns to it, so that many addresses are of one network group.
 """
 
 import sys
@@ -24,7 +24,7 @@ from p2p.netgroup import share_group_of_host
 from tests.attacks.harness import Attack, show
 from tests.p2p.engines.libp2p.test_relay import OK, Net, net
 
-# The address of the attacker's n-th machine.
+# The public address of the attacker's n-th machine.
 NETWORKS = {
     "one /16": "11.1.{n}.1",
     "one /16, mapped into IPv6": "::ffff:11.1.{n}.1",
@@ -40,9 +40,9 @@ REMOTE_HOST = relay.remote_host
 class Hoarded:
     asked: int  # reservations that honest nodes asked for
     granted: int  # reservations granted at once
-    kept: int  # granted ones that remain after the attacker has asked for everything again
+    kept: int  # granted reservations that remain after the attacker has asked for all of them again
     circuits: int  # circuits to one peer that honest nodes asked for while the attacker holds its share
-    reached: int  # circuits that were opened
+    reached: int  # circuits of honest nodes that were opened
 
     @property
     def refused(self) -> float:
@@ -50,7 +50,7 @@ class Hoarded:
 
 
 def looks_like(network: str) -> Callable[[Any], str]:
-    """Return a replacement for `remote_host`. Each honest node has another network group."""
+    """Return a replacement for `remote_host`. Each honest node has a different network group."""
 
     def host(connection: Any) -> str:
         _, _, n, hostile = REMOTE_HOST(connection).split(".")
@@ -102,14 +102,14 @@ def attack(
 
 @pytest.mark.net
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
-def test_one_network_does_not_hold_all_of_a_relay(tmp_path: Path) -> None:
+def test_one_network_cannot_hold_all_places_of_a_relay(tmp_path: Path) -> None:
     result = attack(tmp_path, machines=3, honest=2, reservations=6, of_machine=2)
     assert result.granted == result.kept == result.asked and result.reached == result.circuits
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_machines_of_one_network_are_of_one_group(network: str) -> None:
-    """A local network's machines have one group each, because its owner lets them in."""
+def test_machines_of_one_public_network_share_a_group(network: str) -> None:
+    """Each machine of a local network has a separate group, because its owner let it in."""
     hosts = [NETWORKS[network].format(n=n) for n in range(1, 7)]
     held = {(host, n): (share_group_of_host(host) or "", host) for host in hosts for n in range(16)}
     assert len({group for group, _ in held.values()}) == (6 if network == "a local network" else 1)

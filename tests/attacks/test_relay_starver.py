@@ -1,8 +1,8 @@
-"""Relay starver: circuits of one machine, or of many in one network group, use up the rate of a relay while
-an honest node sends through it and waits for the echo.
+"""Relay starver: circuits of one machine, or of many machines in one network group, use up the rate of a
+relay, while an honest node sends bytes through it and waits for the echo.
 
-The real relay and real hosts over loopback, on which each address is a network group. The burst is used up
-before the clock starts.
+The relay and the hosts are real, on loopback, where each address is a separate network group. The burst is
+used up before the measurement starts.
 """
 
 import sys
@@ -18,16 +18,16 @@ from p2p.engines.libp2p.relay import GUEST_BYTES_PER_S
 from tests.attacks.harness import Attack, show
 from tests.p2p.engines.libp2p.test_relay import OK, Net, net
 
-BURST = 1 << 20  # bytes of one circuit, and of the burst
+BURST = 1 << 20  # bytes that one circuit may carry, and bytes of the burst
 TIMEOUT_S = 40.0
 
 
 @dataclass
 class Beside:
-    calm: float  # seconds for the honest bytes there and back
-    beside: float  # the same beside the attack; TIMEOUT_S if they did not all come back
-    came: int  # honest bytes that came back beside the attack
-    hostile: int  # bytes that the attacker sent until then
+    calm: float  # seconds until the honest bytes were echoed, without the attack
+    beside: float  # the same during the attack; TIMEOUT_S if some were missing
+    came: int  # honest bytes that were echoed during the attack
+    hostile: int  # bytes that the attacker sent in that time
 
     @property
     def slower(self) -> float:
@@ -35,7 +35,7 @@ class Beside:
 
 
 async def there_and_back(stream: Any, size: int) -> int:
-    """Send this many bytes through a circuit, and return how many came back."""
+    """Send `size` bytes through a circuit; return how many were echoed."""
     came = 0
     with trio.move_on_after(TIMEOUT_S):
         async with trio.open_nursery() as nursery:
@@ -52,7 +52,7 @@ class Crowd:
         self.sent, self._piece, self._pause = 0, piece, pause
 
     async def flood(self, stream: Any) -> None:
-        """Send pieces, one after the other, until the circuit is cut off."""
+        """Send pieces, one after the other, until the relay closes the circuit."""
         try:
             while True:
                 await stream.write(bytes(self._piece))
@@ -83,7 +83,7 @@ async def play(circuits: int, piece: int, pace: float, rate: float, size: int, v
         for host in (home, *targets):
             assert await those.reserve(host) is OK
         honest = await circuit(those, asker, home)
-        # Use up the burst: more than one circuit carries in all.
+        # Use up the burst, which is more than one circuit may carry.
         for seconds in (TIMEOUT_S, 1.0):
             with trio.move_on_after(seconds):
                 await Crowd(1 << 16, 0.0).flood(used := await circuit(those, theirs, targets[0]))
@@ -127,12 +127,12 @@ def attack(
     "circuits, piece, pace, victim",
     [(8, 1024, 1.0, False), (8, 1 << 16, 0.0, False), (4, 1 << 16, 0.0, True)],
 )
-def test_an_honest_circuit_has_its_share_of_a_relay(
+def test_an_honest_circuit_gets_its_share_of_a_relays_rate(
     circuits: int, piece: int, pace: float, victim: bool, tmp_path: Path
 ) -> None:
     result = attack(tmp_path, circuits, piece, pace, rate=GUEST_BYTES_PER_S, size=100_000, victim=victim)
     assert result.came == 100_000 and result.hostile > 50_000
-    assert result.slower <= 2.5  # half of the rate; the rest is the machine's load
+    assert result.slower <= 2.5  # 2.0 is half of the rate; the rest allows for the machine's load
 
 
 ATTACK = Attack(

@@ -1,12 +1,12 @@
-"""Replayer: an attacker recorded 10,000 frames that a node let in, and sends them all again.
+"""Replayer: an attacker recorded 10,000 frames that a node admitted, and sends all of them again.
 
-He sends them at once, later, and after a restart.
+It sends them at once, later, and after a restart.
 
-The code is the real one: `p2p.member` with its inbox and its files. The rules are the attacker's: he has as
-many connections as he likes (a new one for every hundred frames, so that the limit of a connection is no
-obstacle), also unnamed ones, as if the engine does not say who handed a frame over; he mixes and orders the
-frames as he likes; and of his captured authors some have clocks that are minutes slow or seconds fast.
-Restarts are clean or by SIGKILL; a power cut is no other, as all that is on disk is durable.
+The code is the product's: `p2p.member` with its inbox and its files. The attacker has as many connections as
+it likes: a new one for every hundred frames, so that the limit of a connection is no obstacle, and the rest
+of the frames come from connections that the engine does not name. The attacker sends the frames in random
+order. Some of the recorded authors have clocks that are minutes slow or seconds fast. Restarts are clean or
+by SIGKILL; a power cut would make no difference, because everything on disk is durable.
 """
 
 import random
@@ -22,17 +22,17 @@ from tests.doubles import NOW, TOPIC
 from tests.p2p.admission.test_seen_file import Life
 
 AUTHORS, FRAMES = 100, 10_000
-DURATION = 200.0  # seconds in which they are sent
+DURATION = 200.0  # seconds over which the authors send the frames
 
 
 def record(victim: Life, rng: random.Random) -> list[bytes]:
-    """Return the frames that the attacker heard, all of them admitted by the victim when they were new."""
+    """Return the frames that the attacker recorded; the victim admitted each of them once."""
     authors = [
         (Identity(rng.randbytes(32)), rng.choice([0.0, 0.0, 0.0, -200.0, 5.0, 9.0])) for _ in range(AUTHORS)
     ]
     frames = []
     for n in range(FRAMES):
-        # The slow ones' frames are from after the victim's start, too
+        # Late enough that frames of slow clocks are also dated after the victim's start.
         victim.clock.now = NOW + 300 + DURATION * n / FRAMES
         author, skew = authors[n % AUTHORS]
         frames.append(
@@ -46,7 +46,7 @@ def record(victim: Life, rng: random.Random) -> list[bytes]:
 
 
 def replay(victim: Life, frames: Sequence[bytes], rng: random.Random) -> int:
-    """Return how many of the frames are let in again."""
+    """Send the frames in random order; return how many the victim admits again."""
     accepted = 0
     for n, frame in enumerate(rng.sample(frames, len(frames))):
         via = peer_id_of(rng.randbytes(32)) if n % 100 == 0 else None
@@ -55,7 +55,7 @@ def replay(victim: Life, frames: Sequence[bytes], rng: random.Random) -> int:
 
 
 def replays(folder: Path, seed: int = 1) -> dict[str, int]:
-    """Return the frames that were admitted a second time, by the time of their repetition."""
+    """Return the number of frames that were admitted a second time, for each time of the replay."""
     rng = random.Random(seed)
     results: dict[str, int] = {}
     victim = Life(folder, NOW)

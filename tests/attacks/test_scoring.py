@@ -1,10 +1,10 @@
-"""Scoring load: an author within its quota sends rollouts that cost much to score and teach nothing.
+"""Scoring load: an author within its quota sends rollouts that are expensive to score and teach nothing.
 
 `pytest -s` prints the figures.
 
-Four frames a second, in each 64 rollouts of 64 completions, every one wrong. Nothing of it breaks a rule of
-the wire. The victim is real: its member, its round and its verifier; only its own questions are left out, so
-that the count is of the attacker's work.
+The author sends four frames a second, each with 64 rollouts of 64 completions, all wrong. None breaks a rule
+of the wire format. The victim's member, round and verifier are real. The victim has no local questions, so
+that all scored completions are the attacker's.
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks.harness import Attack, show
 from tests.attacks.learners import Swarm, settings
 
-FRAMES = 4  # a second, and a round lasts one
-SETTLED = 5  # rounds after which his quota is used up
+FRAMES = 4  # frames a second; a round lasts a second
+SETTLED = 5  # rounds after which the author's quota is used up
 
 
 @dataclass(frozen=True)
 class Result:
-    sent: float  # completions a round
-    scored: float  # of them, once it has settled
-    seconds: float  # CPU seconds that a round spent on that, without the verifier's
-    charged: int  # reports
+    sent: float  # completions that the author sent in a round
+    scored: float  # completions scored in a round, after the first SETTLED rounds
+    seconds: float  # CPU seconds of the trainer for scoring in a round, without the verifier
+    charged: int  # reports of the author as useless
 
 
 def load(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, seed: int = 1) -> Result:
@@ -68,7 +68,7 @@ def load(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, seed
     return result
 
 
-def test_useless_authors_are_scored_less_and_less(verifier: Verifier) -> None:
+def test_a_useless_authors_completions_are_scored_less_and_less(verifier: Verifier) -> None:
     result = load(verifier, rounds=15)
     assert result.charged >= 4 and result.scored <= result.sent / 10
 

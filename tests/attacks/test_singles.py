@@ -1,11 +1,11 @@
-"""Single answers: the effect of single-answer rollouts from a crowd of keys, honest and not.
+"""Single answers: measures the effect of single-answer rollouts from a crowd of keys, honest or hostile.
 
 `pytest -s` prints the figures.
 
-A person's right answer has no group; a node judges it by its own success
-(`experience.advantages.among_ours`). So a single answer is the cheapest rollout that others train on. The
-crowd knows all solutions, and each of its keys sends as many rollouts as an honest node asks questions. The
-same crowd with whole groups, which always could be sent, is the comparison.
+A person's right answer has no group, so a node computes its advantage from the node's own success rate
+(`experience.advantages.among_ours`). A single answer is therefore the cheapest rollout that other nodes train
+on. The crowd knows all solutions, and each of its keys sends as many rollouts as an honest node asks
+questions. For comparison, the same crowd sends whole groups.
 """
 
 import random
@@ -26,7 +26,7 @@ from swarmd.types import Completion, Rollout, Task, TaskRef
 from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, over_seeds, settings
 
-# Of the nine specialties, tiny-latent learns this one first, by a trivial answer: P ∨ Q
+# The first of the nine specialties that tiny-latent learns, because P ∨ Q is often right.
 EASY = "propositional_logic"
 NOBODY = "nobody"
 MODEL = "tiny-latent"
@@ -41,20 +41,20 @@ def wrong(_task: Task, _tasks: CurriculumTasks) -> list[str]:
 
 
 def group(task: Task, tasks: CurriculumTasks) -> list[str]:
-    """Return one right answer, and wrong ones that make it count."""
+    """Return one right answer, and wrong answers that give it an advantage."""
     return right(task, tasks) + wrong(task, tasks) * (COMPLETIONS - 1)
 
 
 @dataclass(frozen=True)
 class Manner:
     answers: Callable[[Task, CurriculumTasks], list[str]]
-    specialties: Sequence[str] = ()  # all
-    copies: bool = False  # answers of others, to the tasks that they answered
+    specialties: Sequence[str] = ()  # empty: all specialties
+    copies: bool = False  # whether to answer the tasks that other nodes answered
 
 
 MANNERS: Mapping[str, Manner | None] = {
     NOBODY: None,
-    "right": Manner(right),  # rollouts that people would send, were they a crowd
+    "right": Manner(right),  # as from a crowd of honest people
     "wrong": Manner(wrong),
     "easy": Manner(right, [EASY]),
     "easy groups": Manner(group, [EASY]),
@@ -65,9 +65,9 @@ SINGLES = ("right", "wrong", "easy", "copies")
 
 
 class Crowd:
-    """Keys that share single answers, or groups.
+    """A crowd of keys that share single answers or groups.
 
-    each: of a key in a round; an honest node asks LOCAL questions.
+    each: rollouts of a key in a round; an honest node asks LOCAL questions.
     """
 
     def __init__(self, swarm: Swarm, manner: Manner, keys: int, each: int = LOCAL) -> None:
@@ -99,11 +99,11 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Result:
-    reward: float  # of the honest nodes' own completions, over the last third of the rounds
-    held_out: float  # share of right answers to questions that nobody trains on, in the end
-    easy: float  # the same, of EASY alone
-    crowd: float  # share of the external rollouts trained on that were the crowd's
-    external: float  # rollouts of others in a batch
+    reward: float  # mean of the honest nodes' own completions over the last third of the rounds
+    held_out: float  # share of right answers to held-out questions at the end
+    easy: float  # the same for EASY alone
+    crowd: float  # the crowd's share of the external rollouts trained on
+    external: float  # external rollouts in a batch
 
 
 def play(
@@ -149,8 +149,8 @@ def answered(policy: LanguagePolicy, verifier: Verifier, questions: int) -> Mapp
 
 
 @pytest.mark.parametrize("manner", ["right", "wrong"])
-def test_single_right_answers_are_trained_on_and_wrong_ones_never(verifier: Verifier, manner: str) -> None:
-    """The effect on learning: `python -m tests.attacks singles`."""
+def test_right_single_answers_are_trained_on_and_wrong_ones_are_not(verifier: Verifier, manner: str) -> None:
+    """`python -m tests.attacks singles` measures the effect on learning."""
     result = play(verifier, manner, rounds=3, seed=1, honest=2, keys=2, questions=9)
     show(f"singles, {manner}", result)
     assert result.crowd > 0.3 if manner == "right" else result.crowd == 0

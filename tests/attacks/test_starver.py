@@ -1,9 +1,10 @@
-"""Starver: 1,500 frames a second of free keys, within all limits, while honest newcomers send their first
-frame.
+"""Starver: 1,500 frames a second of fresh keys, within all limits, while honest newcomers send their first
+frames.
 
-The real inbox in virtual time. The keys come over as many connections as one machine may have, or over all
-that a node takes, from 16 addresses. Newcomers come by separate connections, or by a neighbour that has
-brought 60 authors; from separate network groups, or from the attacker's.
+The test plays a real inbox in virtual time. The hostile frames come over as many connections as one machine
+may have, or over all connections of a node, from 16 addresses. The newcomers' frames come over separate
+connections, or through a neighbour that has forwarded 60 authors. Their connections are of other network
+groups than the attacker's, or of the same.
 """
 
 import itertools
@@ -21,19 +22,19 @@ from tests.attacks.harness import Attack, show
 from tests.attacks.test_deafener import Unsigned, Victim
 from tests.doubles import NOW, TOPIC, identity
 
-KEYS = 12_000  # more than a node remembers
-ESTABLISHED = 60  # authors that the honest neighbour brings
+KEYS = 12_000  # more authors than a node remembers
+ESTABLISHED = 60  # authors whose frames the honest neighbour forwards
 NEIGHBOUR = identity(1).peer_id
-BEFORE = 10.0  # seconds until newcomers come: the memory is full by then
+BEFORE = 10.0  # seconds until newcomers send; by then the memory of authors is full
 
 
 @dataclass
 class Starved:
     newcomers: int
     heard: int
-    established: int  # frames of authors that were there before
+    established: int  # frames of the neighbour's authors
     established_heard: int
-    admitted: int  # of the attacker
+    admitted: int  # admitted frames of the attacker
 
     @property
     def missed(self) -> float:
@@ -54,9 +55,9 @@ def attack(
     ahead: float = 0.0,
     seed: int = 1,
 ) -> Starved:
-    """together: the newcomers come from the network of the first address.
+    """Play the attack. together: the newcomers are in the network group of the first address.
 
-    ahead: seconds that the clocks of the free keys are ahead.
+    ahead: seconds by which the clocks of the fresh keys are ahead.
     """
     rng, result, numbers = random.Random(seed), Starved(newcomers, 0, 0, 0, 0), itertools.count(1)
     keys = [Unsigned(rng.randbytes(32)) for _ in range(KEYS)]
@@ -106,12 +107,12 @@ def attack(
         (2, 100, True, 9.0),
     ],
 )
-def test_newcomers_are_heard_despite_free_keys(
+def test_newcomers_are_admitted_despite_many_fresh_keys(
     addresses: int, connections: int, together: bool, ahead: float, tmp_path: Path
 ) -> None:
     result = attack(tmp_path, addresses, connections, newcomers=20, together=together, ahead=ahead)
     assert result.admitted > 5000 and result.established_missed == 0
-    # With clocks that are ahead a newcomer is missed by accident.
+    # If the attacker's clocks are ahead, a newcomer's frame may be rejected by chance.
     assert result.missed <= (0.2 if ahead else 0)
 
 
@@ -119,8 +120,8 @@ ATTACK = Attack(
     attack,
     {"missed": 0.05, "established_missed": 0.0},
     about={
-        "together": "newcomers come from the first address's network",
+        "together": "newcomers are in the network group of the first address",
         "rate": "frames a second, over all connections together",
-        "ahead": "seconds that the clocks of the free keys are ahead",
+        "ahead": "seconds by which the clocks of the fresh keys are ahead",
     },
 )

@@ -1,17 +1,17 @@
-"""Sybil crowd: one attacker as 100 peers against 10 honest nodes, to fill a node's batches and to crowd out
-the other nodes' rollouts.
+"""Sybil crowd: one attacker acts as 100 peers against 10 honest nodes, to fill a node's batches and to
+displace the other nodes' rollouts.
 
-The code is the real one: `p2p.member` with inbox, reputation and queue, the exchange, `swarmd.trainer.round`
-with pool, sampler and caps. The test plays the policy (it learns nothing), the rewards (a text that says it
-is right is) and the peers' locations. The rules are the attacker's: every Sybil is connected to the victim,
-never breaks a rule that could be seen, and sends more than the honest do. His texts are correct and new (he
-has the answers: ReasoningGYM is open), copies of honest nodes' rollouts, or garbage; his network groups few
-or many, or one machine on the honest nodes' local network; or the victim never learns the Sybils' addresses.
+The code is the product's: `p2p.member` with inbox, reputation and queue, the exchange, `swarmd.trainer.round`
+with pool, sampler and caps. The test simulates the policy (it learns nothing), the rewards (a text is right
+if it says so) and the peers' addresses. Every Sybil is connected to the victim, breaks no rule visibly, and
+sends more than an honest node. Its texts are correct and new (the answers are public in ReasoningGYM), copies
+of honest nodes' rollouts, or garbage. The Sybils are in few or many network groups, or on one machine of the
+honest nodes' local network, or the victim never learns their addresses.
 
-His share follows from his addresses: as much as an honest node for each network group, and never more
-than a quarter of a choice for one. The limits of the defence, as the figures show: an attacker with as many
-network groups as the honest nodes has half of the external rollouts. We still score their rollouts, and the
-gate checks them.
+The attacker's share follows from its addresses: each of its network groups gets as much as an honest node,
+and one group never gets more than a quarter of a choice. The figures show the limits of this defence: an
+attacker with as many network groups as the honest nodes has half of the external rollouts. Each node still
+scores these rollouts itself, and the gate checks them.
 """
 
 import itertools
@@ -46,7 +46,8 @@ from tests.played import PlayedPolicy
 HONEST, SYBILS = 10, 100
 ROUND = 30.0  # seconds
 ROUNDS = 30
-# The locations of the Sybils: on one machine of the honest nodes' local network; the victim never learns it
+# Addresses of the Sybils: one machine on the honest nodes' local network; addresses that the victim never
+# learns.
 LAN, HIDDEN = "lan", "unknown"
 COMPLETIONS = 4
 
@@ -60,7 +61,7 @@ def rewards(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[t
 
 
 class Listened(VirtualNode):
-    """Remembers the authors that were heard."""
+    """A node that counts the rollouts it received, by author."""
 
     heard: Counter[PeerId]
 
@@ -116,7 +117,7 @@ class World:
             result.sent += 1
 
     def round(self, number: int, result: Result) -> None:
-        """All send, in a random order; then the victim's round."""
+        """Let all authors send, in a random order; then play the victim's round."""
         made = [
             (task.ref, texts(next(self.numbers), useful=self.rng.random() < 0.5))
             for task in self.tasks.draw(40, self.rng)
@@ -146,9 +147,9 @@ class World:
 def crowd(
     groups: int | str = 100, text: str = "correct", rate: int = 8, *, seed: int = 1, rounds: int = ROUNDS
 ) -> Result:
-    """groups: of the Sybils; LAN or HIDDEN. rate.
+    """Play the attack. groups: number of network groups of the Sybils, or LAN or HIDDEN.
 
-    Rollouts that each Sybil sends in a round; the honest send four.
+    rate: rollouts that each Sybil sends in a round; an honest node sends four.
     """
     world, result = World(groups, text, rate, seed), Result()
     for number in range(1, rounds + 1):
@@ -162,7 +163,7 @@ def crowd(
 
 
 def fair(groups: int) -> float:
-    """The share of a batch, half of which is external, that this many groups have among the honest groups."""
+    """Return the fair share of a batch for `groups` hostile groups; half of the batch is external."""
     return groups / (HONEST + groups) / 2
 
 
@@ -171,20 +172,20 @@ def fair(groups: int) -> float:
     "groups, text, rate, rounds",
     [(1, "correct", 8, 8), (LAN, "correct", 40, 4), (4, "copied", 8, 24), (1, "garbage", 8, 8)],
 )
-def test_a_crowd_gets_the_share_of_its_addresses_and_crowds_nobody_out(
+def test_a_crowd_gets_only_its_groups_share_and_displaces_nobody(
     groups: int | str, text: str, rate: int, rounds: int
 ) -> None:
     result = crowd(groups, text, rate, rounds=rounds)
     assert result.mean <= fair(groups if isinstance(groups, int) else 1) + 0.06
     assert result.delivery >= 0.99
-    assert fmean(result.external) > 3  # and the batch is no smaller for it
+    assert fmean(result.external) > 3  # the batch is no smaller than usual
 
 
-def test_authors_of_unknown_group_get_at_most_half_of_a_choice() -> None:
+def test_authors_of_unknown_groups_get_at_most_half_of_a_choice() -> None:
     assert crowd(HIDDEN, rounds=6).most <= 0.25
 
 
-def test_the_same_seed_is_the_same_run() -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     runs = [crowd(2, "correct", 2, rounds=2) for _ in range(2)]
     assert runs[0] == runs[1]
 

@@ -1,12 +1,12 @@
-"""The Sybil crowd again, in a swarm that offers and fetches rollouts.
+"""A Sybil crowd in a swarm that offers and fetches rollouts.
 
-They try to fill a node's fetches, or to push other nodes' offers off its board.
+The Sybils try to fill a node's fetches, or to displace other nodes' offers from its board.
 
 All Sybils are in one network group.
 
-The code is the real one: the victim's `p2p.member`, the board, the credit and the driver, over the memory
-swarm; offers are signed frames and blobs are fetched. The Sybils always offer first, and as much as an author
-may; they hold every blob that they offer. `python -m tests.attacks sybil` plays it, too.
+The code is the product's: the victim's `p2p.member`, the board, the credit and the driver, over the memory
+engine; offers are signed frames and blobs are fetched. The Sybils always offer first, and as much as an
+author may; they hold every blob that they offer. `python -m tests.attacks sybil` plays this attack, too.
 """
 
 import itertools
@@ -39,8 +39,8 @@ ROUNDS = 20
 
 @dataclass
 class Result(Shares):
-    fetched: Counter[bool] = field(default_factory=Counter)  # whether it was a Sybil's
-    on_board: list[int] = field(default_factory=list)  # honest offers that the board had when all had offered
+    fetched: Counter[bool] = field(default_factory=Counter)  # number, by whether a Sybil offered it
+    on_board: list[int] = field(default_factory=list)  # most honest offers on the board in each round
 
     @property
     def least_on_board(self) -> int:
@@ -48,7 +48,7 @@ class Result(Shares):
 
 
 class Victim(Node):
-    """Notes whose rollouts it fetched."""
+    """A node that records the authors of the rollouts that it fetched."""
 
     authors: list[PeerId]
 
@@ -103,7 +103,7 @@ class World:
                     for item in self.victim.market.board.offered.values()
                 ),
             )
-            for who_else in self.sybils if n == HONEST // 2 else ():  # and again between the other offers
+            for who_else in self.sybils if n == HONEST // 2 else ():  # again, halfway
                 self.offer(who_else, each)
         await trio.testing.wait_all_tasks_blocked()
         his: set[PeerId] = {who.peer_id for who in self.sybils}
@@ -116,7 +116,7 @@ class World:
 
 
 def crowd(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 1) -> Result:
-    """each: a Sybil's offers, twice a round; the honest offer eight."""
+    """Play the attack. each: offers that a Sybil makes twice a round; an honest node makes eight."""
     world, result = World(sybils, seed), Result()
 
     async def play() -> None:
@@ -136,7 +136,7 @@ def crowd(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 1
 
 
 @pytest.mark.slow
-def test_a_crowd_does_not_dominate_the_fetches_of_a_node() -> None:
+def test_a_crowd_of_sybils_does_not_dominate_a_nodes_fetches() -> None:
     result = crowd(rounds=10)
-    assert result.mean <= 0.11  # at first nobody else has offered
+    assert result.mean <= 0.11  # not 0, because the Sybils offer first
     assert result.fetched.total() == 10 * WANTED and result.least_on_board >= 0.9 * HONEST * OFFERED - WANTED

@@ -1,10 +1,10 @@
-"""Offers that nobody serves: ten keys offer 44 rollouts each, again and again, and have none of them.
+"""Unserved offers: ten keys offer 44 rollouts each, again and again, and hold none of them.
 
 `pytest -s` prints the figures.
 
 Honest nodes (`tests.attacks.gathering_node`) share and gather as the daemon does; a rollout that is fetched
-counts as useful. Over the memory engine time is a mock clock's and a question takes LATENCY; over libp2p and
-hivemind nodes and attacker are processes.
+counts as useful. Over the memory engine, a mock clock gives the time, and a question takes LATENCY. Over
+libp2p and hivemind, nodes and attacker are processes.
 """
 
 import itertools
@@ -38,12 +38,12 @@ TOPIC = Topic("probe", "0")
 START = 1_700_000_000.0  # seconds since the epoch
 ROUND = 5.0  # seconds
 LATENCY = 0.05  # seconds
-SETTLE = 4 * ROUND  # before the attack
+SETTLE = 4 * ROUND  # seconds before the attack
 SEED = 2
 
 
 class Line(MemoryEngine):
-    """A question takes a while, and some never answer."""
+    """An engine on which a question takes LATENCY, and silent peers never answer."""
 
     def __init__(self, swarm: MemorySwarm, silent: set[PeerId], me: PeerId, handlers: Handlers) -> None:
         super().__init__(swarm, me, handlers)
@@ -57,7 +57,7 @@ class Line(MemoryEngine):
 
 
 def in_memory(how: str, honest: int, seconds: float, seed: int = 1) -> dict[str, float]:
-    """One run over the memory engine: external rollouts of honest nodes before and under the attack."""
+    """Play over the memory engine; return the external rollouts before and during the attack."""
     swarm, rng, silent = MemorySwarm(), random.Random(seed), set[PeerId]()
     suspects = [key_of(SEED, n).peer_id for n in range(1, KEYS + 1)]
     got: list[tuple[float, int]] = []
@@ -108,7 +108,7 @@ def in_memory(how: str, honest: int, seconds: float, seed: int = 1) -> dict[str,
 
 
 def _mean(got: Sequence[tuple[float, int]], since: float, until: float) -> float:
-    # A rollout that came in addition to the places of a round fills no other place
+    # Rollouts beyond the places of a round do not count.
     return fmean(min(count, WANTED) for at, count in got if since < at <= until)
 
 
@@ -121,7 +121,7 @@ def result(
 
 
 def in_processes(folder: Path, engine: str, how: str, honest: int, seconds: float) -> dict[str, float]:
-    """The same with real nodes on loopback."""
+    """Play the same attack with real nodes on loopback."""
     suspects = [key_of(SEED, n).peer_id for n in range(1, KEYS + 1)]
     for n in range(honest):
         (folder / str(n)).mkdir(parents=True)
@@ -162,7 +162,9 @@ def in_processes(folder: Path, engine: str, how: str, honest: int, seconds: floa
 @pytest.mark.parametrize(
     "honest, how, seconds", [(2, "deny", 40.0), (2, "gone", 40.0), (2, "fresh", 40.0), (10, "deny", 20.0)]
 )
-def test_honest_nodes_keep_their_rollouts(honest: int, how: str, seconds: float) -> None:
+def test_honest_nodes_get_their_rollouts_despite_unserved_offers(
+    honest: int, how: str, seconds: float
+) -> None:
     found = in_memory(how, honest, seconds)
     assert found["before"] == pytest.approx(WANTED, abs=0.3) and 0 <= found["lost"] < 0.2
 

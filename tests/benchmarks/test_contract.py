@@ -1,6 +1,6 @@
-"""The output of the benchmarks that other programs read.
+"""The output of benchmarks that other programs read.
 
-With --json the last line is one object, and nothing follows it.
+With --json, the last line is one JSON object, and nothing follows it.
 """
 
 import json
@@ -26,7 +26,7 @@ def last_line(
     return dict(json.loads(out.splitlines()[-1]))
 
 
-def test_the_contract_measures_a_round_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cost_prints_the_figures_of_a_round_alone_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = last_line(cost.main, ["--local", "1", "--completions", "2", "--rounds", "1", "--json"], capsys)
     assert found["work"] == {"model": "tiny", "local": 1, "external": 0, "completions": 2, "rounds": 1}
     assert found["ours"] == found["seconds"]["round"]["cpu"] > 0
@@ -35,17 +35,19 @@ def test_the_contract_measures_a_round_alone(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peer", compare.TRAINERS)
-def test_the_contract_measures_a_round_with_a_peer(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cost_prints_the_figures_of_a_comparison_as_json(
+    peer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if not environments.holds(environments.default_environment(peer), peer):
         pytest.skip(f"no environment of {peer}; `python -m benchmarks.round.cost --peer {peer}` makes one")
-    small = [option if option != "1" else "2" for option in SMALL]  # a group of one has no advantages
+    small = [option if option != "1" else "2" for option in SMALL]  # groups of one have no advantages
     found = last_line(cost.main, ["--peer", peer, "--lengths", "full", *small], capsys)
     assert found["tokens_generated"]["ours"] == found["tokens_generated"]["peer"] == workload.COUNT * 2 * 4
     assert found["ratio"] > 0
 
 
 @pytest.mark.slow
-def test_the_contract_compares_replay_with_a_plain_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_prints_the_runs_of_both_sides_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--rounds", "1", "--every", "1", "--items", "1", "--answers", "1", "--seeds", "1"]
     found = last_line(replay.main, [*small, "--importance-cap", "0", "--unguarded", "--json"], capsys)
     assert [len(found["runs"][side]) for side in ("plain", "replay")] == [1, 1]
@@ -63,7 +65,7 @@ def test_the_contract_compares_replay_with_a_plain_run(capsys: pytest.CaptureFix
         (["--tokens", "16"], "--tokens goes with --peer"),
     ],
 )
-def test_unmeasurable_figures_are_reported(
+def test_invalid_options_of_cost_give_a_message(
     argv: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -74,21 +76,21 @@ def test_unmeasurable_figures_are_reported(
     ).replace("'genrl', 'trl'", "genrl, trl")
 
 
-def test_without_a_network_the_message_says_how_to_make_the_environment(tmp_path: Path) -> None:
+def test_without_a_network_the_message_says_how_to_create_the_environment(tmp_path: Path) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text("#!/bin/sh\nexit 1\n")  # pip fails like this without a network
+    python.write_text("#!/bin/sh\nexit 1\n")  # fails, as pip does without a network
     python.chmod(0o700)
     with pytest.raises(SystemExit, match=r"(?s)could not be made.*pip install .*trl==1.16.0.*--environment"):
         environments.environment_of("trl", tmp_path)
 
 
-def test_a_side_that_dies_is_reported(tmp_path: Path) -> None:
+def test_a_side_that_ends_early_is_reported_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"(?s)'broken'.*status 3.*no such model"):
         compare.Side("broken", ["sh", "-c", "echo no such model >&2; exit 3"], tmp_path, "cpu")
 
 
-def test_the_benchmark_asks_the_questions_of_the_trials() -> None:
+def test_the_set_trials_has_the_same_eight_questions_as_always() -> None:
     questions = workload.draw("trials", workload.COUNT, 0)
     assert (
         questions[6]

@@ -1,4 +1,4 @@
-"""The judge's figures that documents and pages quote, measured again in small."""
+"""Small repetitions of measurements of the judge that documents and pages quote."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,8 +11,8 @@ from judge.figures.overlap import TRAINING, new_texts
 from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
 
 
-def test_equal_sides_are_seldom_called_different_and_large_gains_are_found() -> None:
-    """A small version of `python -m benchmarks.judge.significance`."""
+def test_the_judge_rarely_calls_equal_sides_different_and_detects_large_gains() -> None:
+    """A short run of `python -m benchmarks.judge.significance`."""
     (equal,) = table([(8, 8)], 1.0, 20, 1)
     (better,) = table([(30, 30)], 2.0, 3, 1)
     shares: Any = equal["better_%"]
@@ -23,10 +23,10 @@ def test_equal_sides_are_seldom_called_different_and_large_gains_are_found() -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("curriculum", [TINY_9, SAPO_9], ids=lambda curriculum: curriculum.name)
-def test_the_share_of_new_texts_matches_a_fresh_measurement(curriculum: Curriculum) -> None:
-    """With another seed than benchmarks.judge.overlap took.
+def test_the_recorded_share_of_new_texts_matches_a_new_measurement(curriculum: Curriculum) -> None:
+    """The seed differs from the seeds in benchmarks.judge.overlap.
 
-    Without bf, which takes longer to make than all other tasks.
+    The specialty bf is left out, because its tasks take longer to generate than all other tasks.
     """
     said = new_texts(curriculum.questions)
     assert set(said) == set(curriculum.specialties)

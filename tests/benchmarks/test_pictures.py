@@ -9,7 +9,7 @@ from benchmarks.lab.pictures import write_windows
 from swarmd.lab.results import TABLE
 
 
-def test_windows_are_means_over_nodes_and_seeds_of_the_rounds_up_to_each(tmp_path: Path) -> None:
+def test_a_window_is_the_mean_over_nodes_seeds_and_preceding_rounds(tmp_path: Path) -> None:
     rows = [
         {
             "setting": setting,

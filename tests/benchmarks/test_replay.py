@@ -1,4 +1,4 @@
-"""Comparisons of runs with and without replay, on made-up curves."""
+"""Comparison of runs with and without replay, on made-up curves."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,21 +8,21 @@ from benchmarks.lab.replay import Run, compare, rising
 
 
 def climbing(rate: float, seed: int, slope: float, end: float = 0.6, trained: float = 0.5) -> Run:
-    """The curve goes from 0.2 to `end` by a fixed amount per rollout, and is read every 10 rollouts."""
+    """Return a run whose curve rises from 0.2 to `end` by `slope` a rollout, measured every 10 rollouts."""
     curve = [(g, g * trained, min(end, 0.2 + slope * g)) for g in range(0, 410, 10)]
     return Run(rate, seed, curve, pass_1=end, pass_8=0.8)
 
 
 @settings(derandomize=True, max_examples=200)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_a_curve_made_rising_never_falls_and_keeps_its_mean(values: list[float]) -> None:
+def test_the_rising_fit_never_falls_and_keeps_the_mean(values: list[float]) -> None:
     curve = rising(values)
     assert len(curve) == len(values) and curve == sorted(curve)
     assert sum(curve) == pytest.approx(sum(values))
     assert rising(sorted(values)) == pytest.approx(sorted(values))
 
 
-def test_one_lucky_look_is_no_crossing() -> None:
+def test_one_lucky_measurement_does_not_cross_the_target() -> None:
     flat = [(g, 0.0, 0.2) for g in range(0, 400, 10)]
     flat[5] = (50, 0.0, 0.7)
     assert Run(0.1, 1, flat).until(0.4, 6.0) == (None, None)
@@ -30,7 +30,7 @@ def test_one_lucky_look_is_no_crossing() -> None:
     assert generated == pytest.approx(100, abs=1) and compute == pytest.approx(650, abs=7)
 
 
-def test_each_side_is_taken_at_its_own_best_rate() -> None:
+def test_each_side_is_compared_at_its_best_rate() -> None:
     plain = [
         climbing(rate, seed, slope) for seed in (1, 2, 3) for rate, slope in ((1e-4, 0.001), (3e-4, 0.002))
     ]
@@ -48,7 +48,7 @@ def test_each_side_is_taken_at_its_own_best_rate() -> None:
     assert told["heights"]["plain"].keys() == {"0.0001", "0.0003"}
 
 
-def test_replay_that_never_reaches_the_level_has_no_ratio_and_a_plain_run_is_favoured() -> None:
+def test_replay_that_misses_the_target_has_no_ratio_and_a_plain_run_gets_one() -> None:
     told = compare([climbing(1e-4, 1, 0.002)], [climbing(1e-4, 1, 0.002, end=0.4)], 6.0)
     assert told["ratio"] is None and told["ours"] is None and told["replay"]["generated"]["median"] is None
     assert told["plain"]["generated"]["median"] is not None and told["replay"]["pass_1"]["median"] == 0.4

@@ -1,4 +1,4 @@
-"""Swarms in virtual time: runs repeat, fetches end, no peer is blamed for another one, places are filled."""
+"""The simulation: runs repeat, fetches end, no peer is blamed for another peer's fault, batches fill."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,18 +46,18 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_each_scenario_keeps_the_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # With fewer connections most offers arrive through a node that is not their author.
+def test_each_scenario_keeps_the_invariants(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Few connections, so that most offers arrive through a node other than their author.
     monkeypatch.setattr(network, "DIALLED", 2)
     swarm = Swarm(small(name), seed=0)
     started = swarm.tally
     swarm.play(80.0)
     swarm.tally = tally = Tally()
     swarm.play(60.0)
-    assert started.wrong == tally.wrong == 0, "no peer is blamed for another peer's fault"
-    assert started.hostile == tally.hostile == 0, "nothing of a hostile author is delivered"
+    assert started.wrong == tally.wrong == 0, "a peer was blamed for another peer's fault"
+    assert started.hostile == tally.hostile == 0, "a hostile author's rollout was delivered"
     assert tally.rounds > 0
-    assert tally.places >= 0.9 * 4 * tally.rounds, "honest nodes fill their J = 4 places"
+    assert tally.places >= 0.9 * 4 * tally.rounds, "honest nodes received too few external rollouts (J = 4)"
     for node in list(swarm.nodes.values()):
         node.here = node.id not in swarm.hostile
     for honest in swarm.honest:
@@ -65,8 +65,8 @@ def test_each_scenario_keeps_the_laws(name: str, monkeypatch: pytest.MonkeyPatch
     swarm.play(90.0)
     for honest in swarm.honest:
         if honest.here:
-            assert not honest.open, "each question ends"
-            assert not honest.exchange.market.under_way, "each fetch ends"
+            assert not honest.open, "a question did not end"
+            assert not honest.exchange.market.under_way, "a fetch did not end"
 
 
 @pytest.mark.parametrize(("name", "reason"), [("liars", "MISLABELLED"), ("copiers", "NOT_ITS_OWN")])
@@ -77,7 +77,7 @@ def test_hostile_nodes_are_reported_for_their_own_fault(name: str, reason: str) 
 
 
 class Recorder(Node):
-    """Records its events, and answers each question with a blob of this many bytes."""
+    """Records its answers, and answers each question with a blob of `blob` bytes."""
 
     blob = 1000
 
@@ -102,7 +102,7 @@ def ask(number: int, holder: Node, at: str = "there", limit: int = 1000) -> Ask:
     return Ask(number, holder.id, b"\1", limit, at)
 
 
-def test_an_answer_takes_the_dial_two_ways_and_its_bytes() -> None:
+def test_an_answer_takes_a_dial_a_round_trip_and_the_upload_time() -> None:
     net = Network(Scenario(""), seed=0)
     holder, asker = node(net, 1), node(net, 2)
     holder.connected.clear()
@@ -116,7 +116,7 @@ def test_an_answer_takes_the_dial_two_ways_and_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("case", ["no address", "has left", "too large"])
-def test_a_question_fails(case: str) -> None:
+def test_a_question_without_a_possible_answer_fails(case: str) -> None:
     net = Network(Scenario(""), seed=0)
     holder, asker = node(net, 1), node(net, 2)
     holder.connected.clear()
@@ -132,7 +132,7 @@ def test_a_question_fails(case: str) -> None:
     assert case != "has left" or at == DIAL_TIMEOUT_S
 
 
-def test_a_full_node_refuses_further_dials_until_a_place_is_free() -> None:
+def test_a_full_node_rejects_dials_until_a_place_is_free() -> None:
     net = Network(Scenario(""), seed=0)
     holder, *askers = (node(net, number) for number in range(1, 4))
     for each in (holder, *askers):
@@ -151,28 +151,28 @@ def figures(x: float, y: float, cpu: float) -> Mapping[str, float]:
     return {"x": x, "y": y, CPU: cpu}
 
 
-def test_the_table_shows_differences_and_marks_the_clear_ones() -> None:
+def test_the_comparison_table_shows_differences_in_bold_if_clear() -> None:
     before = {"a": [figures(1.0, 100.0, 3.0), figures(2.0, 100.0, 3.0)], "b": [figures(1.0, 2.0, 3.0)]}
     after = {"a": [figures(2.0, 80.0, 9.0), figures(2.0, 80.0, 9.0)], "b": [figures(1.0, 2.0, 4.0)]}
     lines = table(before, after).splitlines()
     assert lines[0] == "| scenario | x | y | CPU, s |"
-    # The seeds of x differ by more than the two sides do. CPU is never marked.
+    # The seeds of x differ by more than the two sides do. CPU seconds are never bold.
     assert lines[2] == "| a | 1.5 → 2 (+0.5) | **100 → 80 (−20)** | 3 → 9 (+6) |"
     assert lines[3] == "| b | 1 | 2 | 3 → 4 (+1) |"
     assert lines[-1].startswith("1 figures differ") and "without any difference: b." in lines[-1]
 
 
-def test_an_unknown_commit_is_refused() -> None:
+def test_an_unknown_commit_is_rejected() -> None:
     with pytest.raises(NotComparable, match="not a commit"):
         compare("no-such-commit", [])
 
 
 @pytest.mark.slow
-def test_a_side_that_fails_says_why() -> None:
+def test_the_error_of_a_failed_side_is_shown() -> None:
     with pytest.raises(NotComparable, match=r"fail on this tree: .*invalid choice"):
         compare("HEAD", ["--scenario", "none"])
 
 
 @pytest.mark.slow
-def test_a_tree_does_not_differ_from_its_own_commit() -> None:
+def test_a_tree_compared_with_its_own_commit_shows_no_difference() -> None:
     assert "any difference: 8 nodes." in compare("HEAD", ["--scenario", "8 nodes", "--seeds", "1"])

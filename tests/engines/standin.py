@@ -1,7 +1,7 @@
 """Stands in for `vllm serve` 0.33.0 without a GPU.
 
-The same options and routes, as far as we use them, with a real transformers model behind them. Refuses
-unknown options and fields, as the real server does, so that a misspelt one is found.
+It has the options and routes that swarmd uses, with a real transformers model behind them. It rejects unknown
+options and fields, so that a misspelt name is detected.
 
     python standin.py [-m vllm.entrypoints.cli.main] serve MODEL --uds SOCKET | --port PORT …
 """
@@ -54,7 +54,7 @@ OPTIONS.add_argument("--max-loras", type=int, default=1)
 OPTIONS.add_argument("--max-lora-rank", type=int, choices=(1, 8, 16, 32, 64, 128, 256, 320, 512), default=16)
 OPTIONS.add_argument("--gpu-memory-utilization", type=float)
 OPTIONS.add_argument("--enable-sleep-mode", action="store_true")
-CHOSEN = OPTIONS.parse_args(sys.argv[sys.argv.index("serve") + 1 :])  # before the imports that take seconds
+CHOSEN = OPTIONS.parse_args(sys.argv[sys.argv.index("serve") + 1 :])  # parsed before the slow imports
 print("stand-in: starting", flush=True)
 
 import torch  # noqa: E402
@@ -77,7 +77,7 @@ class Server:
         ).eval()
         self.adapters: dict[str, str] = {}
         self.asleep = False
-        self.said: list[str] = []  # the requests, for tests: /standin/calls
+        self.said: list[str] = []  # paths of requests; tests read them at /standin/calls
 
     def get(self, path: str) -> Any:
         if path == "/health":

@@ -1,4 +1,4 @@
-"""Flood detection: bytes that no useful traffic explains, by an account and by the kernel's counters."""
+"""Flood detection: finds connections whose bytes no useful traffic explains, with the kernel's counters."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ LINUX = pytest.mark.skipif(
 
 
 class Line:
-    """Connections, and the bytes they have brought so far."""
+    """Connections, and the bytes received on each so far."""
 
     def __init__(self) -> None:
         self.account = Unexplained[str]()
@@ -56,7 +56,7 @@ def test_a_connection_that_forwards_each_message_once_is_never_flagged(
         assert line.passes(seconds, some, sum(messages)) == []
 
 
-def test_junk_is_found_within_a_second_and_other_peers_stay_connected() -> None:
+def test_junk_is_flagged_within_a_second_and_other_peers_are_not() -> None:
     line, junk = Line(), 10_000 * 250
     found = [
         line.passes(0.5, {"a": 400_000 + junk // 2, "b": 400_000, "c": 400_000}, 400_000) for _ in range(2)
@@ -65,7 +65,7 @@ def test_junk_is_found_within_a_second_and_other_peers_stay_connected() -> None:
 
 
 @pytest.mark.parametrize("calm", [0.0, 3600.0])
-def test_a_connection_gains_no_credit_from_a_long_calm(calm: float) -> None:
+def test_a_long_quiet_time_gives_a_new_connection_no_credit(calm: float) -> None:
     line = Line()
     for _ in range(int(2 * calm)):
         line.passes(0.5, dict.fromkeys(HERE, 1000), 1000)
@@ -81,7 +81,7 @@ def test_credit_of_other_peers_does_not_hide_a_new_flooder() -> None:
     assert line.passes(0.5, {"new": int(BURST_BYTES + BYTES_PER_S)}, 0) == ["new"]
 
 
-def test_junk_below_the_rate_passes_and_junk_above_it_is_found() -> None:
+def test_junk_is_flagged_only_above_the_rate() -> None:
     line = Line()
     assert not any(line.passes(0.5, {"a": int(BYTES_PER_S / 2)}, 0) for _ in range(1000))
     assert any(line.passes(0.5, {"a": int(BYTES_PER_S)}, 0) for _ in range(1000))
@@ -96,7 +96,7 @@ def test_junk_below_the_rate_passes_and_junk_above_it_is_found() -> None:
         max_size=40,
     )
 )
-def test_a_connection_over_its_limit_is_always_suspected(ticks: list[tuple[list[int], int]]) -> None:
+def test_no_connection_over_its_limit_goes_unchecked(ticks: list[tuple[list[int], int]]) -> None:
     line = Line()
     for sizes, explained in ticks:
         for each, size in zip(HERE, sizes, strict=True):
@@ -107,13 +107,13 @@ def test_a_connection_over_its_limit_is_always_suspected(ticks: list[tuple[list[
             assert deepcopy(line.account).over(line.brought) == []
 
 
-def test_debts_end_with_a_connection_and_pulses_do_not_evade_the_limit() -> None:
+def test_a_new_connection_has_no_debt_and_pulses_do_not_evade_the_limit() -> None:
     line = Line()
     assert line.passes(0.5, {"a": int(BURST_BYTES)}, 0) == []
     line.brought.pop("a")
     assert line.account.over(line.brought) == []
     line.brought["a"] = 0
-    assert line.passes(0.5, {"a": int(BURST_BYTES)}, 0) == []  # a new one of that name
+    assert line.passes(0.5, {"a": int(BURST_BYTES)}, 0) == []  # a new connection with the same name
     pulses = [line.passes(0.5, {"a": int(BURST_BYTES) if n % 2 else 0}, 0) for n in range(8)]
     assert ["a"] in pulses
 
@@ -140,18 +140,18 @@ def test_the_kernel_counts_the_bytes_of_a_connection(family: socket.AddressFamil
             with subprocess.Popen(["sleep", "60"]) as other:
                 assert sockets_of(other.pid) == []
                 other.kill()
-        # It listens
+        # The listening socket is not a connection.
         assert os.fstat(server.fileno()).st_ino not in {each.inode for each in sockets_of(os.getpid())}
 
 
 @LINUX
-def test_a_process_that_is_gone_raises_an_error() -> None:
+def test_reading_sockets_of_an_ended_process_raises_an_error() -> None:
     with pytest.raises(OSError):
         sockets_of(2**22 + 1)
 
 
 @LINUX
-async def test_without_counts_of_the_kernel_nobody_is_cut_off_and_the_log_says_so(
+async def test_without_kernel_counters_no_peer_is_cut_off_and_the_log_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: Any
 ) -> None:
     def forbidden(pid: int) -> None:

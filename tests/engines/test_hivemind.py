@@ -1,6 +1,6 @@
 """Attacks and failures that only the hivemind engine has to withstand.
 
-A child process that dies, hangs or outlives us, and peers it passes things on for.
+Its child process may die, hang or outlive the engine, and forwards the traffic of peers.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def with_p2pd(test: Any) -> Any:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for temporary files whose path leaves room for a socket's name."""
+    """Use a folder for temporary files whose path is short enough for a socket's name."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
@@ -69,18 +69,18 @@ def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if child.name() == "p2pd"]
 
 
-# The child process.
+# The child process, p2pd.
 
 
 @with_p2pd
-async def test_running_out_of_streams_ends_nothing(nursery: trio.Nursery) -> None:
+async def test_running_out_of_file_descriptors_does_not_end_the_engine(nursery: trio.Nursery) -> None:
     _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with open_p2pd(Identity(bytes([7]) * 32), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]) as p2pd:
         responder = Responder(lambda _, question: question, lambda _: True, Traffic().upload)
         await nursery.start(serve, p2pd, responder, lambda _: UNKNOWN_LINE)
         async with await trio.open_unix_socket(str(p2pd.folder / "asked")) as first:
             await first.send_eof()
-            assert await first.receive_some(1) == b""  # it serves
+            assert await first.receive_some(1) == b""  # the engine serves the stream
         with socket.socket(socket.AF_UNIX) as stream:
             stream.connect(str(p2pd.folder / "asked"))
             resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
@@ -93,7 +93,7 @@ async def test_running_out_of_streams_ends_nothing(nursery: trio.Nursery) -> Non
 
 
 @with_p2pd
-async def test_the_child_has_our_key_tells_nobody_and_is_gone_with_us(short: Path) -> None:
+async def test_p2pd_has_the_nodes_key_keeps_it_secret_and_ends_with_the_node(short: Path) -> None:
     identity = Identity(bytes([7]) * 32)
     async with open_p2pd(identity, ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]) as p2pd:
         identified = (await p2pd.ask(type=p2pd.pb.Request.IDENTIFY)).identify
@@ -111,7 +111,7 @@ async def test_the_child_has_our_key_tells_nobody_and_is_gone_with_us(short: Pat
 
 
 @with_p2pd
-async def test_a_child_that_cannot_start_says_why() -> None:
+async def test_a_p2pd_that_cannot_start_says_why() -> None:
     with pytest.raises((P2pdGone, BaseExceptionGroup)) as caught:
         async with open_p2pd(Identity(bytes(32)), ["-hostAddrs=nonsense"]):
             raise AssertionError
@@ -130,7 +130,7 @@ async def test_p2pd_dies_with_a_killed_parent(tmp_path: Path) -> None:
 
 @with_p2pd
 async def test_p2pd_dies_with_a_parent_killed_during_its_start(tmp_path: Path) -> None:
-    """p2pd ends itself when nobody speaks to it within the time for its start."""
+    """p2pd ends itself if nobody connects to it within the time allowed for its start."""
     program = (
         "import os, signal; from pathlib import Path; from swarmd_engine_hivemind import p2pd; from"
         " p2p.identity import Identity\np2pd.START_TIMEOUT_S = 1\nprocess ="
@@ -140,16 +140,16 @@ async def test_p2pd_dies_with_a_parent_killed_during_its_start(tmp_path: Path) -
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL
-    with contextlib.suppress(psutil.NoSuchProcess):  # it is gone already
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended already
         assert psutil.wait_procs([psutil.Process(int(done.stdout))], SECONDS)[0]
 
 
-# Its peers.
+# The peers of p2pd.
 
 
 @with_p2pd
-@pytest.mark.skipif(sys.platform != "linux", reason="a port can be held for another process on Linux")
-async def test_nobody_takes_the_port_while_p2pd_starts(
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux can a port be held for another process")
+async def test_no_other_process_can_take_the_port_while_p2pd_starts(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     def open_late(identity: Identity, flags: Sequence[str]) -> Any:
@@ -165,10 +165,10 @@ async def test_nobody_takes_the_port_while_p2pd_starts(
 
 
 @with_p2pd
-async def test_the_engine_is_up_once_it_answers_questions(
+async def test_the_engine_is_up_only_after_it_serves_questions(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """However long p2pd takes to hand them over: who finds it may ask at once."""
+    """A peer that finds the engine may ask at once, so the start waits until p2pd hands over questions."""
     answers = False
 
     async def late(*arguments: Any, task_status: Started) -> None:
@@ -183,10 +183,8 @@ async def test_the_engine_is_up_once_it_answers_questions(
 
 
 @with_p2pd
-async def test_the_swarms_provider_record_is_one_for_both_engines(nursery: trio.Nursery) -> None:
-    """Each end announces itself; a stranger with either library finds both, under the key that docs/wire.md
-    names.
-    """
+async def test_both_engines_announce_a_swarm_under_the_same_dht_key(nursery: trio.Nursery) -> None:
+    """A client of either library finds the nodes of both engines under the key in docs/wire.md."""
     from libp2p.kad_dht.provider_store import ProviderStore
     from libp2p.peer.peerinfo import info_from_p2p_addr
 
@@ -226,12 +224,12 @@ async def test_the_swarms_provider_record_is_one_for_both_engines(nursery: trio.
                 found = {str(info.peer_id) for info in await lookup.find_providers(key)}
 
 
-# The control socket's protocol, and which engine it is to be.
+# The control socket's protocol, and the choice of the engine.
 
 
 @pytest.mark.p2pd
 @pytest.mark.parametrize("step", [1, 7, 100_000])
-async def test_messages_arrive_whole_however_they_are_cut(step: int) -> None:
+async def test_messages_arrive_complete_however_they_are_split(step: int) -> None:
     pb = messages()
     sent = [
         pb.PSMessage(data=bytes([n]) * size, seqno=b"%d" % n)
@@ -258,14 +256,14 @@ async def test_messages_arrive_whole_however_they_are_cut(step: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff\x7f", b"\xff" * 9, b"\x81\x80\x80\x02"])
-async def test_a_message_with_too_large_a_length_is_refused(data: bytes) -> None:
+async def test_a_message_that_states_too_large_a_length_is_rejected(data: bytes) -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     await theirs.send_all(data)
     with pytest.raises(P2pdGone, match="malformed message"):
         await Wire(ours).receive(None)
 
 
-async def test_peer_ids_go_both_ways_and_other_keys_are_no_members() -> None:
+async def test_peer_ids_round_trip_and_ids_of_other_key_types_give_none() -> None:
     peer = Identity(bytes([3]) * 32).peer_id
     assert peer_of(peer_bytes(peer)) == peer
     assert (
@@ -281,7 +279,9 @@ async def test_hivemind_is_found_by_its_entry_point() -> None:
     assert point.load() is engine("hivemind") is hivemind_engine.HivemindEngine
 
 
-async def test_hivemind_is_refused_with_a_remedy_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_hivemind_package_gives_an_error_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "path", [place for place in sys.path if not (Path(place) / "hivemind").exists()])
     monkeypatch.delitem(sys.modules, "hivemind", raising=False)
     with pytest.raises(EngineMissing, match=r"pip install --no-deps hivemind==.*swarm\.engine"):
@@ -289,7 +289,7 @@ async def test_hivemind_is_refused_with_a_remedy_if_it_is_missing(monkeypatch: p
 
 
 @pytest.mark.parametrize("system, machine", [("linux", "riscv64"), ("darwin", "x86_64"), ("win32", "AMD64")])
-async def test_another_machine_is_told_that_it_has_no_p2pd(
+async def test_an_unsupported_platform_gives_a_message_that_names_it(
     monkeypatch: pytest.MonkeyPatch, system: str, machine: str
 ) -> None:
     monkeypatch.setattr(p2pd_module.sys, "platform", system)
@@ -298,10 +298,10 @@ async def test_another_machine_is_told_that_it_has_no_p2pd(
 
 
 @with_p2pd
-async def test_p2pd_runs_on_systems_without_schedulers_and_counters_of_bytes(
+async def test_p2pd_runs_on_systems_without_schedulers_and_byte_counters(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """macOS has no such functions."""
+    """macOS lacks these functions."""
     caplog.set_level("INFO")
     monkeypatch.delattr(os, "sched_getscheduler")
     monkeypatch.delattr(os, "sched_setscheduler")
@@ -315,7 +315,7 @@ async def test_p2pd_runs_on_systems_without_schedulers_and_counters_of_bytes(
 
 
 @pytest.mark.p2pd
-async def test_neither_hivemind_nor_torch_nor_libp2p_is_imported() -> None:
+async def test_the_hivemind_engine_imports_neither_hivemind_nor_torch_nor_libp2p() -> None:
     program = (
         "import sys; from p2p.engines import engine; engine('hivemind'); from swarmd_engine_hivemind.p2pd"
         " import messages; messages()\nsys.exit(bool({'libp2p', 'torch', 'hivemind'} & set(sys.modules)))"

@@ -1,4 +1,4 @@
-"""js-libp2p in a swarm with our engine: another implementation, written from docs/wire.md and docs/vectors.
+"""js-libp2p in a swarm with the libp2p engine; its peer is written from docs/wire.md and docs/vectors.
 
 npm ci --prefix tests/engines/js     # once, 60 MB; without node or these packages the test is skipped
 """
@@ -43,10 +43,10 @@ from tests.swarm.test_meeting import started
 
 PEER = ROOT / "tests" / "engines" / "js" / "peer.mjs"
 FRAMES, AT_ONCE = 1_000, 50
-# A connection may bring this many messages in this time; above that it is cut off.
+# Seconds between bursts of AT_ONCE messages; a connection with a higher rate is cut off.
 AT_ONCE_S = AT_ONCE / 200
-# The quotas are another test's. A burst is not longer than our limit: in a longer burst, which arrives out of
-# order, the last frames would be taken for old copies.
+# High enough that quotas play no part here; other tests check them. The bursts stay below the limit of
+# messages on a connection.
 LIMITS = AdmissionLimits(frames_burst=2.0 * FRAMES, via_frames_burst=2.0 * FRAMES)
 
 pytestmark = [
@@ -60,13 +60,13 @@ pytestmark = [
 
 
 class JsPeer:
-    """The other peer: prints one JSON document a line, and obeys its commands."""
+    """The js-libp2p peer, a process that prints a JSON document on each line and obeys commands."""
 
     def __init__(self, process: trio.Process) -> None:
         self._process, self._text = process, b""
 
     async def says(self, field: str, wanted: Callable[[Any], bool] = lambda _: True) -> Any:
-        """Read until a field has this value; return the whole document."""
+        """Read documents until `field` has the value `wanted`; return that document."""
         assert self._process.stdout is not None
         while True:
             line, newline, rest = self._text.partition(b"\n")
@@ -103,7 +103,7 @@ async def js_peer(
             await process.wait()
 
 
-async def test_js_libp2p_takes_full_part(nursery: trio.Nursery) -> None:
+async def test_js_libp2p_takes_part_fully(nursery: trio.Nursery) -> None:
     heard: list[Envelope] = []
     member = Member(
         Identity(bytes([1]) * 32),
@@ -159,7 +159,7 @@ async def test_js_libp2p_takes_full_part(nursery: trio.Nursery) -> None:
 
 
 async def test_a_node_trains_on_rollouts_that_js_libp2p_shares(tmp_path: Path) -> None:
-    """They meet by IPv6."""
+    """Both peers connect over IPv6."""
     ref = TaskRef("basic_arithmetic", 1)
     task = tasks_of(TINY_9.name).task(ref)
     assert task is not None
@@ -183,8 +183,10 @@ async def test_a_node_trains_on_rollouts_that_js_libp2p_shares(tmp_path: Path) -
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 async def test_relays_and_hole_punching_across_implementations(tmp_path: Path) -> None:
-    """Both are behind two relays, one of ours and one of js-libp2p; each node except the relays has a
-    separate NAT."""
+    """Nodes of both implementations reach each other through a relay of each implementation.
+
+    Each node except the relays is behind a separate NAT.
+    """
     stored = vectors.blobs()["good"][0]
     theirs = {"held": stored["id"], "size": len(stored["blob"]) // 2}
     with ExitStack() as stack, trio.fail_after(2 * TIMEOUT_S):
@@ -204,7 +206,7 @@ async def test_relays_and_hole_punching_across_implementations(tmp_path: Path) -
 
         @asynccontextmanager
         async def behind(relay: str, number: int) -> AsyncIterator[tuple[JsPeer, str]]:
-            """Be behind a relay and a router, and have a hole punched to the author: it begins."""
+            """Start a js-libp2p peer behind a relay and a router; the author punches a hole to it."""
             more = (f"{relay}/p2p-circuit", f"/ip4/11.0.0.{number}/tcp/{PORT}", str(PORT))
             async with js_peer(relay, boot.topic, *more, place=net.lab.home(number)) as peer:
                 js = (await peer.says("me"))["me"]
@@ -221,8 +223,8 @@ async def test_relays_and_hole_punching_across_implementations(tmp_path: Path) -
                 yield peer, js
 
         async with behind(hub, 6) as (peer, js):
-            # Here js-libp2p begins. Both then dial, and as both take the part of the client (we by the
-            # specification), they mostly stay with the relay.
+            # Here js-libp2p starts the hole punching. Both sides then dial, and both take the role of the
+            # client (swarmd as the specification says), so they mostly stay connected through the relay.
             while obtain(asker, theirs, [js])["bytes"] is None:
                 await trio.sleep(0.5)
             said = list[str]()

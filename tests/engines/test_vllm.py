@@ -1,6 +1,4 @@
-"""The plug-in for vLLM, against a stand-in that speaks the server's routes with a real small model behind
-them (standin.py).
-"""
+"""The plug-in for vLLM, against a stand-in for the server with a small real model (standin.py)."""
 
 import os
 import signal
@@ -50,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def python(tmp_path: Path) -> str:
-    """Stands for the interpreter of vLLM's environment."""
+    """Return a script that takes the place of the interpreter of vLLM's environment."""
     path = tmp_path / "python"
     path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STANDIN}" "$@"\n')
     path.chmod(0o755)
@@ -83,12 +81,12 @@ def started_by(policy: LanguagePolicy) -> VllmEngine:
     return engine
 
 
-# A node of this test: start, answer, learn from the answers, hand over, answer with the new weights.
+# A server that the plug-in starts: it answers, the policy learns, and the server gets the new weights.
 
 
 @pytest.mark.net
 @pytest.mark.parametrize("lora", ["on", "off"])
-def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: str) -> None:
+def test_answers_come_from_the_latest_weights(lora: str, folder: Path, python: str) -> None:
     policy = policy_on_vllm(folder, python, lora=lora, lora_rank=4, train={"learning_rate": 0.05})
     engine = started_by(policy)
     own = OwnEngine(policy.network, 10_000)
@@ -112,9 +110,9 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
         assert len({str(s) for s in seen}) == 3  # each update changed the answers
         assert policy.learner._learning.train.importance_cap == 2.0
         kept = [p for p in engine._scratch.iterdir() if p.is_dir()]
-        assert kept == [engine._last]  # older weights do not pile up
+        assert kept == [engine._last]  # older weights are deleted
 
-        held = psutil.Process(engine._end.__self__._process.pid)  # the guard of the server, which now dies
+        held = psutil.Process(engine._end.__self__._process.pid)  # the server's guard
         held.children()[0].kill()
         psutil.wait_procs([held], timeout=TIMEOUT_S)
         with pytest.raises(
@@ -130,7 +128,7 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
 
 @pytest.mark.net
 def test_the_guard_ends_the_server_with_a_killed_trainer(tmp_path: Path) -> None:
-    """The trainer, the guard as `Child` starts it, the server, and a process that the server has started."""
+    """The processes: the trainer, the guard as `Child` starts it, the server, and a child of the server."""
     server = (
         "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'],"
         " stdin=subprocess.PIPE).wait()"
@@ -159,7 +157,7 @@ def test_the_guard_ends_the_server_with_a_killed_trainer(tmp_path: Path) -> None
 def test_a_server_that_does_not_start_says_why(
     folder: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tempfile.TemporaryDirectory() as alone:  # a short path, for there is a socket in it
+    with tempfile.TemporaryDirectory() as alone:  # a short path, because a socket is in it
         monkeypatch.setattr(tempfile, "tempdir", alone)
         fail_to_start(folder, python)
         assert list(Path(alone).iterdir()) == []
@@ -177,12 +175,12 @@ def fail_to_start(folder: Path, python: str) -> None:
         open_engine(asked(folder, python=python, start_seconds=0.3))
 
 
-# A server that runs already.
+# A server that is already running.
 
 
 @pytest.fixture(scope="module")
 def serve(folder: Path) -> Iterator[Any]:
-    """Starts a stand-in on a free port with these options and variables; its address."""
+    """Return a function that starts a stand-in with options and variables, and returns its address."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str, **environment: str) -> str:
@@ -209,7 +207,7 @@ def serve(folder: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def able(serve: Any) -> str:
-    """A server that was started as docs/engines.md says."""
+    """Return the address of a server that was started as docs/engines.md says."""
     return serve(
         "--enable-lora",
         "--logprobs-mode",
@@ -221,7 +219,7 @@ def able(serve: Any) -> str:
 
 @pytest.fixture(scope="module")
 def plain(serve: Any) -> str:
-    """One that was started without anything."""
+    """Return the address of a server that was started without further options."""
     return serve()
 
 
@@ -242,7 +240,7 @@ def test_a_running_server_is_used_and_not_ended(able: str, folder: Path) -> None
     assert not calls(able)["asleep"]
     first = calls(able)["adapters"][ADAPTER]
     engine.sync(NetworkWeights(network, 2, 4, str(folder)))
-    # Another path, so that nothing cached of the old one is used
+    # A different path, so that the server does not use a cached adapter.
     assert calls(able)["adapters"][ADAPTER] != first
     engine.close()
     assert httpx2.get(f"{able}/health", timeout=TIMEOUT_S).status_code == 200
@@ -254,7 +252,7 @@ def test_logprobs_are_at_the_sampling_temperature_and_seeds_come_from_the_genera
 ) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=able))
     network = network_of(folder)
-    # The server's base weights, even if another test has left adapters.
+    # The server uses its base weights, even if another test has left adapters.
     one = engine.generate(PROMPTS, 3, sampling(0.6), seeded(CPU, 4))
     assert (
         one
@@ -273,14 +271,14 @@ def test_logprobs_are_at_the_sampling_temperature_and_seeds_come_from_the_genera
 
 
 @pytest.mark.net
-def test_a_server_that_tells_other_logprobs_is_found_out(plain: str, folder: Path) -> None:
+def test_a_server_with_logprobs_at_another_temperature_is_reported(plain: str, folder: Path) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=plain))
-    assert engine.generate(PROMPTS, 1, sampling(1.0), seeded(CPU, 0))  # at temperature 1 they are the same
+    assert engine.generate(PROMPTS, 1, sampling(1.0), seeded(CPU, 0))  # no difference at 1
     with pytest.raises(
         EngineFailed,
         match=r"leave out the temperature.*temperature 0\.6.*--logprobs-mode processed_logprobs",
     ):
-        # Whichever prompt comes first: a prompt that fills the context gets no answer.
+        # The check also works if the first prompt fills the context and gets no answer.
         engine.generate([[5] * 128, *PROMPTS], 1, sampling(0.6), seeded(CPU, 0))
     assert engine.generate([[5] * 128], 1, sampling(0.6), seeded(CPU, 0)) == [[Sample((), (), ended=False)]]
     assert engine.generate([], 1, sampling(0.6), seeded(CPU, 0)) == []
@@ -295,7 +293,7 @@ def test_a_server_that_tells_other_logprobs_is_found_out(plain: str, folder: Pat
         (None, r"has no /collective_rpc.*VLLM_SERVER_DEV_MODE=1"),
     ],
 )
-def test_a_server_that_accepts_no_weights_is_named(
+def test_a_server_that_cannot_load_weights_gives_an_error_with_a_remedy(
     rank: int | None, said: str, plain: str, folder: Path
 ) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=plain, lora_rank=rank))
@@ -306,7 +304,7 @@ def test_a_server_that_accepts_no_weights_is_named(
 
 
 @pytest.mark.net
-def test_the_servers_refusals_are_passed_on(able: str, folder: Path) -> None:
+def test_an_error_quotes_the_servers_reason(able: str, folder: Path) -> None:
     engine: Any = open_plugin("vllm", asked(folder, url=able))
     engine._model = "gone"
     with pytest.raises(EngineFailed, match=r"refused /v1/completions \(404: The model `gone` does not exist"):
@@ -328,7 +326,7 @@ def test_the_engines_own_server_sleeps_during_updates(able: str, tmp_path: Path)
 
 
 @pytest.mark.net
-def test_a_server_without_token_ids_or_without_an_answer_is_named(tmp_path: Path, folder: Path) -> None:
+def test_a_server_that_is_old_or_down_gives_an_error_with_a_remedy(tmp_path: Path, folder: Path) -> None:
     def old(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, json={"choices": [{"index": 0, "text": "hello", "logprobs": None}]})
 
@@ -347,7 +345,7 @@ def test_a_server_without_token_ids_or_without_an_answer_is_named(tmp_path: Path
             open_plugin("vllm", asked(folder, url=f"http://127.0.0.1:{taken.getsockname()[1]}"))
 
 
-# The command line that starts it.
+# The command line that starts a server.
 
 
 def test_vllm_is_found_by_its_entry_point() -> None:
@@ -357,7 +355,7 @@ def test_vllm_is_found_by_its_entry_point() -> None:
     assert point.load() is open_engine
 
 
-def test_the_command_line_of_the_server(folder: Path, python: str) -> None:
+def test_the_servers_command_line_follows_the_options(folder: Path, python: str) -> None:
     line = command(
         asked(
             folder,
@@ -398,7 +396,7 @@ def test_the_command_line_of_the_server(folder: Path, python: str) -> None:
         ),
     ],
 )
-def test_a_server_that_cannot_be_started_is_named(
+def test_a_server_that_cannot_be_started_gives_a_remedy(
     changes: dict[str, Any], said: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -406,6 +404,6 @@ def test_a_server_that_cannot_be_started_is_named(
         open_engine(asked(folder, **changes))
 
 
-def test_the_stand_in_server_imports_no_module_of_swarmd() -> None:
-    """Guards the tests above: it reads weights as peft and transformers do."""
+def test_the_stand_in_server_does_not_import_swarmd() -> None:
+    """The stand-in must read weights as peft and transformers do, not with swarmd's code."""
     assert "swarmd" not in STANDIN.read_text()

@@ -1,6 +1,6 @@
-"""The plug-in sends requests that vLLM accepts, by the published sources of the version it names.
+"""The plug-in's requests and options exist in vLLM, according to the sources of the version that it supports.
 
-They are read, not run: `python -m testbed.environments vllm-sources` fetches them once (47 MB).
+The sources are read, not run: `python -m testbed.environments vllm-sources` downloads them once (47 MB).
 """
 
 import ast
@@ -33,7 +33,7 @@ def classes(path: str) -> dict[str, ast.ClassDef]:
 
 
 def fields(*found: ast.ClassDef) -> set[str]:
-    """Return the names of annotated fields: of a dataclass of options, or of a request."""
+    """Return the names of the annotated fields of classes: options, or a request."""
     return {
         node.target.id
         for each in found
@@ -43,7 +43,7 @@ def fields(*found: ast.ClassDef) -> set[str]:
 
 
 def routes() -> Iterator[str]:
-    """Yield the first argument of each decorator @router.get(…) and @router.post(…)."""
+    """Yield the path in each decorator @router.get(…) and @router.post(…)."""
     for path in (VLLM / "entrypoints").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
@@ -54,7 +54,7 @@ def routes() -> Iterator[str]:
 
 @pytest.fixture
 def sent() -> list[httpx2.Request]:
-    """The client's requests when each of its methods is called once."""
+    """Call each method of the client once, and return its requests."""
     requests: list[httpx2.Request] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -80,12 +80,12 @@ def body_of(sent: list[httpx2.Request], path: str) -> dict[str, object]:
     return found
 
 
-def test_every_route_that_we_ask_is_there(sent: list[httpx2.Request]) -> None:
+def test_every_route_that_the_client_requests_exists(sent: list[httpx2.Request]) -> None:
     assert len(sent) == 8 and {request.url.path for request in sent} <= set(routes())
 
 
-def test_requests_have_the_fields_that_we_send(sent: list[httpx2.Request]) -> None:
-    """vLLM drops unknown fields of a request with no word but a line in its log."""
+def test_vllms_requests_have_every_field_that_the_client_sends(sent: list[httpx2.Request]) -> None:
+    """vLLM ignores unknown fields of a request, with only a line in its log."""
     request = classes("entrypoints/openai/completion/protocol.py")["CompletionRequest"]
     assert set(body_of(sent, "/v1/completions")) <= fields(request)
     adapter = classes("entrypoints/serve/lora/protocol.py")["LoadLoRAAdapterRequest"]
@@ -102,12 +102,12 @@ def test_a_worker_reloads_weights_from_a_folder(sent: list[httpx2.Request]) -> N
         )
         for path in ("v1/worker/gpu_worker.py", "v1/worker/gpu/model_runner.py")
     )
-    assert worker.args.kwarg is not None  # handed on as it came
+    assert worker.args.kwarg is not None  # passes its arguments on unchanged
     assert set(call["kwargs"]) <= {each.arg for each in runner.args.args}  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_server_has_the_options_that_it_is_started_with(device: str, tmp_path: Path) -> None:
+def test_vllm_has_every_option_that_the_server_is_started_with(device: str, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.touch()
     options: EngineOptions = asked(tmp_path, device=device, python=str(python), lora_rank=9)
@@ -121,7 +121,7 @@ def test_the_server_has_the_options_that_it_is_started_with(device: str, tmp_pat
     assert (VLLM / line[2].removeprefix("vllm.").replace(".", "/")).with_suffix(".py").is_file()
 
 
-def test_values_and_variables_mean_something_to_it() -> None:
+def test_vllm_knows_the_values_and_variables_that_the_server_is_started_with() -> None:
     (ranks,) = [
         node.value
         for node in tree("config/lora.py").body

@@ -1,4 +1,4 @@
-"""A real judge (database, verifier, HTTP app) behind an in-process transport, with a clock the test moves."""
+"""A real judge (database, verifier, HTTP app) behind an in-process transport, with a test clock."""
 
 import asyncio
 import random
@@ -34,12 +34,12 @@ async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
     return found
 
 
-# Fields whose own fields are data: names of specialties, peers, models.
+# Fields whose keys are data: names of specialties, peers, models.
 MAPS = frozenset({"said", "specialties", "pass_at", "new_texts", "tiers", "models"})
 
 
 def check_form(found: Any, reply: Reply) -> None:
-    """Check that a document has the fields of its documented example, of the same kinds, and no other."""
+    """Check that a document has exactly the fields of its documented example, with the same types."""
 
     def alike(found: Any, example: Any, name: str) -> None:
         if isinstance(example, dict) and name in MAPS:
@@ -63,7 +63,7 @@ def check_form(found: Any, reply: Reply) -> None:
 
 @dataclass
 class Court:
-    """A judge and the parts of a test of it."""
+    """A judge, with helpers for the tests."""
 
     service: JudgeService
     http: httpx2.AsyncClient
@@ -87,7 +87,7 @@ class Court:
         return await self.post(peer, f"/v1/evaluations/{evaluation}/answers", answering(*texts))
 
     async def right_answer(self, peer: SigningPeer, evaluation: str) -> str:
-        """Only the judge's own store knows which task it was. Also of one of several questions."""
+        """Return the right answer to an open question, whose task only the judge's store knows."""
         ((specialty, n),) = self.rows(f"SELECT specialty, n FROM evaluations WHERE id = '{evaluation}'")
         tasks = tasks_of("tiny-9")
         task = next(q.task for q in self.service._sessions._open.values() if q.id == evaluation)
@@ -95,13 +95,13 @@ class Court:
         return f"<answer>{solution(tasks, task)}</answer>"
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """Return the rows of the judge's database, the same as in the tests of the store."""
+        """Return the rows that a statement selects in the judge's database."""
         with self.service._store.database.begin() as db:
             found = db.exec_driver_sql(statement)
             return [tuple(row) for row in found] if found.returns_rows else []
 
     def forget_leaderboard(self) -> None:
-        self.monotonic.now += 3.0  # longer than a leaderboard is kept
+        self.monotonic.now += 3.0  # longer than a leaderboard is cached
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +111,15 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def patient_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uploads may stand still for as long as a busy machine takes.
+    """Allow uploads to pause for as long as a busy machine may need.
 
-    A test of slow uploads sets another time.
+    A test of slow uploads sets a shorter time.
     """
     monkeypatch.setattr(config, "VERIFIED_STALL_S", TIMEOUT_S)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A court's database is SQLite unless a test says otherwise."""
+    """Give a court an SQLite database unless the test is marked otherwise."""
     said = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
     if "court_database" in metafunc.fixturenames and "court_database" not in said:
         metafunc.parametrize("court_database", ["sqlite"], indirect=True)
@@ -138,7 +138,7 @@ def court_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(params=KINDS)
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A new database of each kind."""
+    """Return the address of a new database of each kind."""
     return new_database(request, tmp_path)
 
 
@@ -158,9 +158,9 @@ def http_to(service: JudgeService) -> httpx2.AsyncClient:
 async def open_court(
     database: str | Path, folder: Path, seed: int = 11, wall: float = THEN, **settings: Any
 ) -> AsyncIterator[Court]:
-    """`folder`: for the judge's key. `settings`: other than a court's usual ones.
+    """Open a judge. folder: for the judge's key. settings: override the usual settings of a court.
 
-    Nothing is written when it closes: its database is then as kill -9 leaves it.
+    Closing writes nothing, so the database is left as after kill -9.
     """
     clocks = Clock(1_000.0), Clock(wall)
     usual: dict[str, Any] = {"curriculum": "tiny-9", "deadline": 60.0, "key": folder / "judge.key"}

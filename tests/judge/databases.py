@@ -1,6 +1,6 @@
-"""A real PostgreSQL for the tests.
+"""A real PostgreSQL server for the tests.
 
-A cluster in a temporary folder, on a Unix socket, ended with the tests.
+It runs in a temporary folder, on a Unix socket, and ends with the tests.
 """
 
 import os
@@ -24,13 +24,13 @@ from swarmd.tasks.sandbox.seccomp import die_with_parent
 from tests.doubles import TIMEOUT_S
 from tests.processes import wait_until
 
-USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # Debian's folder of a server's programs
+USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # Debian's folder for the server's programs
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.net)]
-# For a test of a court's stored data.
+# Mark for tests of a court's stored data.
 on_each_database = pytest.mark.parametrize("court_database", KINDS, indirect=True)
 
 
-# The window of questions that a test writes to a database itself.
+# The question window of evaluations that a test writes to a database itself.
 WINDOW = QuestionWindow(Terms("0123456789abcdef", 1, 0, 86_400, 1000), bytes(32), 0.0)
 
 
@@ -42,11 +42,11 @@ def find(program: str) -> str | None:
 
 @contextmanager
 def cluster() -> Iterator[Callable[[], str]]:
-    """Gives a function that makes a database and returns its address. Skips if there is no PostgreSQL."""
+    """Yield a function that creates a database and returns its address. Skip without PostgreSQL."""
     initdb, server = find("initdb"), find("postgres")
     if initdb is None or server is None:
         pytest.skip("PostgreSQL's initdb and postgres are not installed (Debian: apt-get install postgresql)")
-    # PostgreSQL does not run as root. The folder's name is short, because a Unix socket's path has to be.
+    # PostgreSQL does not run as root. The folder's name is short, because a Unix socket's path must be short.
     owner = (
         pwd.getpwnam("postgres" if "postgres" in {user.pw_name for user in pwd.getpwall()} else "nobody")
         if os.getuid() == 0
@@ -74,14 +74,14 @@ def cluster() -> Iterator[Callable[[], str]]:
         subprocess.run(making, check=True, capture_output=True, cwd=folder, **who)
         options = ["-c", "listen_addresses=", "-c", "fsync=off", "-c", f"unix_socket_directories={folder}"]
         serving = [server, "-D", str(folder / "data"), *options]
-        with (folder / "log").open("wb") as log:  # it ends with us, however we end
+        with (folder / "log").open("wb") as log:  # the server ends with this process
             process = subprocess.Popen(
                 serving, cwd=folder, stderr=log, preexec_fn=partial(die_with_parent, os.getpid()), **who
             )
         try:
             yield databases(folder, process)
         finally:
-            process.send_signal(signal.SIGINT)  # at once: SIGTERM waits for connected clients
+            process.send_signal(signal.SIGINT)  # SIGINT ends it at once; SIGTERM waits for clients
             process.wait(TIMEOUT_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

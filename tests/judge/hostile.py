@@ -1,5 +1,6 @@
-"""A judge's database in which everything that a stranger can write is hostile, and the allowed content of a
-harmless page.
+"""Hostile content for a judge's database, and a check that a page is harmless.
+
+In the database, every text that a stranger can write is hostile.
 """
 
 from contextlib import closing
@@ -14,7 +15,7 @@ from swarmd.types import Completion, Task, TaskRef
 from testbed.signing_peer import SigningPeer
 from tests.judge.databases import WINDOW
 
-NODES, ANSWERS = 25, 20  # of each: 500 names and 500 answers
+NODES, ANSWERS = 25, 20  # in all: 500 names and 500 answers
 
 TEXTS = [
     "<script>hacked=1</script>",
@@ -68,11 +69,10 @@ ATTRIBUTES = """
 
 
 def fill(database: Path, at: float = 1_700_000_000.0) -> None:
-    """Each node has as many answers as one page shows; every text that a stranger can write is another one of
-    ALL.
+    """Fill a database; every text that a stranger can write is a different one of ALL.
 
-    at: when the first question was asked, in seconds since 1970. A judge forgets peers that were silent for a
-    month by its own clock.
+    Each node has as many answers as one page shows. at: time of the first question, in seconds since 1970; it
+    must be recent, because a judge deletes peers that were silent for a month.
     """
     texts = iter(ALL)
     with closing(Store(database, f"{TINY_9.name} {TINY_9.digest}")) as store:
@@ -112,7 +112,7 @@ def fill(database: Path, at: float = 1_700_000_000.0) -> None:
 
 
 class Parsed(HTMLParser):
-    """A page as a browser would parse it."""
+    """A page, parsed as by a browser."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class Parsed(HTMLParser):
         self.text += data
 
     def faults(self) -> list[str]:
-        """Content that no page of the judge has: other tags, attributes, scripts and addresses."""
+        """Return content that no judge page may have: other tags, attributes, scripts and addresses."""
         found = (
             [f"<{tag}>" for tag in self.tags if tag not in TAGS]
             + [f"{name}={value}" for name, value in self.attributes if name not in ATTRIBUTES]
@@ -149,5 +149,5 @@ class Parsed(HTMLParser):
 
 
 def shown(text: str) -> str:
-    """Return the text as a page shows it: no line ends at a carriage return, invisible letters are marked."""
+    """Return the text as a page shows it: lines do not end at \r, invisible characters are marked."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)

@@ -1,4 +1,4 @@
-"""The judge's replies, and the requests to it, by example. docs/judge-protocol.md describes them in words.
+"""Examples of the judge's replies and of requests to it. docs/judge-protocol.md describes them in words.
 
 Times are seconds since 1970 by the judge's clock, shares are in [0, 1].
 """
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 
 class Reply(NamedTuple):
-    example: Mapping[str, Any]  # with every field that there can be
-    fields: Mapping[str, str]  # what is not plain from a field's name
+    example: Mapping[str, Any]  # has every possible field
+    fields: Mapping[str, str]  # meanings that a field's name does not show
     sometimes: Collection[str] = ()  # fields that are not in every reply
 
 

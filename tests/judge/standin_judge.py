@@ -1,4 +1,4 @@
-"""A judge as a separate process whose evaluations are made by standin_worker.py.
+"""A judge as a separate process that evaluates weights with standin_worker.py.
 
 `python -m tests.judge.standin_judge FOLDER`.
 """

@@ -1,6 +1,6 @@
-"""The protocol, with the real verifier.
+"""The judge's protocol, with the real verifier.
 
-An evaluation from question to leaderboard, and everything that is refused on the way.
+The tests cover an evaluation from question to leaderboard, and all requests that are rejected.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 def refused(response: httpx2.Response, status: int, *words: str) -> None:
-    """A refusal of this status, with a remedy, whose error has these words."""
+    """Check that the response is a rejection with this status, these words in its error, and a remedy."""
     document = response.json()
     assert response.status_code == status and document["error"] and document["remedy"], document
     assert [word for word in words if word not in document["error"]] == [], document
@@ -44,7 +44,7 @@ async def asked(court: Court, peer: SigningPeer) -> str:
 
 
 async def questioned(court: Court) -> tuple[SigningPeer, str, str]:
-    """A peer, its question, and the right answer."""
+    """Let a new peer ask; return the peer, its question, and the right answer."""
     peer = court.peer()
     evaluation = await asked(court, peer)
     return peer, evaluation, await court.right_answer(peer, evaluation)
@@ -78,11 +78,11 @@ async def test_an_evaluation_is_asked_answered_and_graded(court: Court) -> None:
     assert sum(tally["n"] for tally in row["specialties"].values()) == 8 and row["curve"][-1] == [8, 4.0]
     entries = row["evaluations"]
     assert [(entry["number"], entry["seconds"]) for entry in entries] == [(n, 2.0) for n in range(8, 0, -1)]
-    assert all(HELD_OUT <= entry["n"] < HELD_OUT_END for entry in entries)  # no node trains on these
+    assert all(HELD_OUT <= entry["n"] < HELD_OUT_END for entry in entries)  # no node trains on these numbers
 
 
 @on_each_database
-async def test_a_question_is_answered_once_and_by_its_peer(court: Court) -> None:
+async def test_a_question_can_be_answered_only_once_and_only_by_its_peer(court: Court) -> None:
     (peer, evaluation, right), other = await questioned(court), court.peer()
     refused(await court.answer(other, evaluation, right), 403, "another peer")
     assert await standing(court, other) == {}
@@ -100,14 +100,14 @@ async def test_an_answer_after_the_deadline_is_refused(court: Court) -> None:
     right = await court.right_answer(peer, again)
     assert again != evaluation and (await court.answer(peer, again, right)).status_code == 200
     row = await standing(court, peer)
-    # It counts as wrong
+    # The late answer counts as wrong.
     assert (row["n"], row["answered"], row["unanswered"], row["score"]) == (2, 1, 1, 0.5)
     assert [(entry["answer"], entry["reward"]) for entry in row["evaluations"]] == [(right, 1.0), (None, 0.0)]
 
 
 @on_each_database
-async def test_replayed_requests(court: Court) -> None:
-    """Each request of an evaluation is captured and sent again, at once and later: none is accepted."""
+async def test_replayed_requests_are_rejected(court: Court) -> None:
+    """Each request of an evaluation is captured and sent again, at once and later."""
     peer = court.peer()
     body = encode(wish())
     captured = [("/v1/evaluations", body, peer.headers("POST", "/v1/evaluations", body))]
@@ -127,7 +127,7 @@ async def test_replayed_requests(court: Court) -> None:
 
 
 @on_each_database
-async def test_a_request_captured_before_its_peer_was_forgotten_is_refused(court: Court) -> None:
+async def test_a_request_captured_before_its_peer_was_deleted_is_rejected(court: Court) -> None:
     peer, body = court.peer(), encode(wish())
     captured = {"content": body, "headers": peer.headers("POST", "/v1/evaluations", body)}
     assert (await court.http.post("/v1/evaluations", **captured)).status_code == 201
@@ -139,7 +139,7 @@ async def test_a_request_captured_before_its_peer_was_forgotten_is_refused(court
     assert await standing(court, peer) == {}
     response = await court.http.post("/v1/evaluations", **captured)
     refused(response, 409, "sequence number")
-    # A node with the key continues behind the number that it is told.
+    # A node with the key continues after the number that the reply states.
     peer.sequence = response.json()["sequence"]
     assert peer.sequence == int(court.wall.now * 1e9)
     assert (await court.ask(peer)).status_code == 201
@@ -159,7 +159,7 @@ async def test_a_peer_of_another_curriculum_is_refused(court: Court) -> None:
     assert "tiny-9" in response.json()["remedy"]
 
 
-async def test_a_node_that_scores_otherwise_is_asked_and_scored_by_the_judges_rules(court: Court) -> None:
+async def test_a_node_with_other_scoring_rules_is_scored_by_the_judges_rules(court: Court) -> None:
     strict = wish(curriculum=CURRICULA["tiny-9-strict"].digest)
     assert (await court.post(court.peer(), "/v1/evaluations", strict)).status_code == 201
     health = (await court.http.get("/healthz")).json()
@@ -173,15 +173,15 @@ async def test_asking_too_often_is_refused(court: Court) -> None:
     response = await court.ask(peer)
     refused(response, 429, "too often")
     assert response.headers["retry-after"] == "2"
-    assert (await court.ask(court.peer())).status_code == 201  # another peer's budget is its own
+    assert (await court.ask(court.peer())).status_code == 201  # another peer has a separate budget
     court.monotonic.now += 1.0
     assert (await court.ask(peer)).status_code == 201
 
 
-async def test_forged_requests(court: Court) -> None:
-    """Refused over HTTP as `test_signing` has it: their author, and the signed part of a request.
+async def test_forged_requests_are_rejected(court: Court) -> None:
+    """Requests with another author or a changed part are rejected, as in `test_signing`, here over HTTP.
 
-    Nothing is recorded, and the peer in whose name they come is not locked out.
+    Nothing is recorded, and the peer in whose name the requests come is not locked out.
     """
     (alice, evaluation, right), mallory = await questioned(court), court.peer()
     before = court.rows("SELECT count(*), count(reward) FROM evaluations")
@@ -250,8 +250,8 @@ async def test_a_malformed_body_is_refused(court: Court, body: bytes) -> None:
     refused(await court.post(court.peer(), "/v1/evaluations", body), 422)
 
 
-async def test_mutated_bodies_are_never_a_fault(court: Court) -> None:
-    """1,000 rightly signed bodies with random changes: refused or taken, never a 500."""
+async def test_mutated_bodies_never_cause_a_server_error(court: Court) -> None:
+    """1,000 correctly signed bodies with random changes are accepted or rejected, never with status 500."""
     rng = random.Random(9)
     for i in range(1_000):
         peer = SigningPeer(20_000 + i)
@@ -275,7 +275,7 @@ async def test_bodies_over_their_limits_are_refused(court: Court) -> None:
         ),
         413,
     )
-    longest = "\U0001f9ab" * config.MAX_ANSWER_CHARACTERS  # twelve bytes each, when escaped
+    longest = "\U0001f9ab" * config.MAX_ANSWER_CHARACTERS  # twelve bytes each if escaped
     assert (await court.answer(peer, evaluation, longest)).status_code == 200
 
 
@@ -297,14 +297,14 @@ HOSTILE_ANSWERS = [
 
 
 @on_each_database
-async def test_hostile_answers_earn_nothing(court: Court) -> None:
+async def test_hostile_answers_get_no_reward(court: Court) -> None:
     peer = court.peer()
     for text in HOSTILE_ANSWERS:
         court.monotonic.now += 1.0
         graded = await court.answer(peer, await asked(court, peer), text)
         assert (graded.status_code, graded.json()["reward"]) == (200, 0.0), text[:40]
     assert (await standing(court, peer))["n"] == len(HOSTILE_ANSWERS)
-    # Kept as it came
+    # The text is stored unchanged.
     assert {entry["answer"] for entry in (await standing(court, peer))["evaluations"]} == set(HOSTILE_ANSWERS)
 
 
@@ -315,15 +315,15 @@ async def test_unknown_addresses_and_ids_give_404(court: Court) -> None:
     refused(await court.http.get("/v1/peers/nobody?before=x"), 422)
     refused(await court.answer(court.peer(), "0" * 32, "x"), 404)
     refused(await court.answer(court.peer(), "%2e%2e", "x"), 404)
-    # PostgreSQL has no NUL
+    # PostgreSQL cannot store NUL.
     for path in ("/v1/peers", "/nodes", "/v1/evaluations", "/evaluations", "/v1/verified"):
         refused(await court.http.get(f"{path}/%00"), 422, "malformed")
-    court.monotonic.now += 3.0  # longer than /healthz says the same
+    court.monotonic.now += 3.0  # longer than /healthz is cached
     health = (await court.http.get("/healthz")).json()
     assert (health["status"], health["curriculum"]) == ("ok", TINY_9.digest)
 
 
-async def test_a_refusal_is_a_page_in_a_browser_and_open_to_scripts(court: Court) -> None:
+async def test_a_rejection_is_a_page_for_browsers_and_readable_by_scripts(court: Court) -> None:
     browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
     for path, status in (("/nothing", 404), ("/?after=-1", 422), ("/nodes/nobody", 404)):
         page = await court.http.get(path, headers=browser)
@@ -342,12 +342,12 @@ async def test_a_refusal_is_a_page_in_a_browser_and_open_to_scripts(court: Court
     )
 
 
-async def test_an_answer_lost_to_a_full_disk_does_not_count(
+async def test_an_answer_lost_on_a_full_disk_does_not_count(
     court: Court, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An answer that could not be recorded is not "answered", and the question does not lapse.
+    """The question of an answer that could not be stored is not answered, and does not lapse.
 
-    /healthz says that the disk is full, and so does the log, once.
+    /healthz says that the disk is full; the log says so once.
     """
     peer, evaluation, right = await questioned(court)
     assert (await court.http.get("/healthz")).status_code == 200
@@ -362,13 +362,13 @@ async def test_an_answer_lost_to_a_full_disk_does_not_count(
     court.monotonic.now += 61.0
     assert (await court.http.get("/healthz")).json()["status"] == "ok"
     court.monotonic.now += 3.0
-    court.rows("PRAGMA query_only=1")  # nobody asks, and yet it is noticed
+    court.rows("PRAGMA query_only=1")  # noticed even without requests
     try:
         refused(await court.http.get("/healthz"), 503, "cannot write")
         refused(await court.ask(peer), 500)
         assert (await court.http.get("/v1/leaderboard")).status_code == 200
     finally:
-        # A transaction cannot begin, and the setting belongs to one connection, no matter which.
+        # No transaction can begin. The setting belongs to one connection, so drop the pool's connections.
         court.service._store.database.engine.dispose()
     full, unwritable = caplog.records
     assert "disk is full" in full.getMessage() and "readonly database" in unwritable.getMessage()
@@ -385,8 +385,8 @@ async def test_an_answer_lost_to_a_full_disk_does_not_count(
     async def void() -> bool:
         return court.rows(lost) == [("void",)]
 
-    await eventually(void)  # else its window were never revealed; the judge looks each second
-    court.wall.now -= 7_200.0  # the clock is set back
+    await eventually(void)  # else its window is never revealed
+    court.wall.now -= 7_200.0  # set the clock back
     court.rows(
         f"UPDATE evaluations SET state = 'open', asked_at = {court.wall.now - 600} WHERE id = '{evaluation}'"
     )
@@ -394,22 +394,22 @@ async def test_an_answer_lost_to_a_full_disk_does_not_count(
 
 
 @pytest.mark.parametrize("court_database", KINDS[1:], indirect=True)
-async def test_a_server_that_restarts_costs_no_answer(court: Court) -> None:
+async def test_a_restart_of_the_database_server_loses_no_answer(court: Court) -> None:
     address = str(court.service.settings.database)
     peer, evaluation, right = await questioned(court)
-    # The server's own processes look after this database too, now and then
+    # Leave out background processes of the server, which also connect to the database at times.
     ours = "backend_type = 'client backend'"
     others = (
         f"FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND {ours}"
     )
     with psycopg.connect(address) as admin:
-        # Of the store and the reader
+        # The connections of the store and of the reader.
         assert len(admin.execute(f"SELECT pg_terminate_backend(pid, 60000) {others}").fetchall()) == 2
     assert (await court.answer(peer, evaluation, right)).json()["reward"] == 1.0
     assert (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()["answered"] == 1
 
 
-def test_every_address_that_is_read_answers_head(court: Court) -> None:
+def test_every_readable_address_answers_head_requests(court: Court) -> None:
     of = {
         method: {
             route.path
@@ -422,8 +422,8 @@ def test_every_address_that_is_read_answers_head(court: Court) -> None:
 
 
 @on_each_database
-async def test_the_leaderboard_has_one_score_for_a_peer(court: Court) -> None:
-    """Answer, peer page and leaderboard agree: one score, over as many questions."""
+async def test_a_peers_score_is_the_same_everywhere(court: Court) -> None:
+    """The reply to an answer, the peer's page and the leaderboard have the same score and questions."""
     peer, right = court.peer(), 0.0
     for number in range(12):
         evaluation = await asked(court, peer)
@@ -439,7 +439,7 @@ async def test_the_leaderboard_has_one_score_for_a_peer(court: Court) -> None:
     assert (board["listed_answers"], board["more_after"]) == (10, None)
     row = next(row for row in board["peers"] if row["peer"] == peer.identity.peer_id)
     shown = await standing(court, peer)
-    assert right >= 6  # of 8: a rare question of logic has no right answer
+    assert right >= 6  # of 8, since a rare logic question has no right answer
     assert (
         (said["score"], said["n"])
         == (row["score"], row["n"])
@@ -451,8 +451,8 @@ async def test_the_leaderboard_has_one_score_for_a_peer(court: Court) -> None:
     refused(await court.http.get("/v1/leaderboard?after=-1"), 422)
 
 
-async def test_a_killed_verifier_costs_no_answer(court: Court) -> None:
-    """The process that marks is replaced, and the answer is marked all the same."""
+async def test_a_killed_verifier_loses_no_answer(court: Court) -> None:
+    """The scoring process is replaced, and the answer is scored by the new one."""
     peer, evaluation, right = await questioned(court)
     verifier = court.service._mark.__self__  # type: ignore[attr-defined]
     assert isinstance(verifier, Verifier) and verifier.pid is not None
@@ -460,7 +460,7 @@ async def test_a_killed_verifier_costs_no_answer(court: Court) -> None:
     assert (await court.answer(peer, evaluation, right)).json()["reward"] == 1.0
 
 
-async def test_a_verifier_that_cannot_run_counts_against_nobody(
+async def test_if_the_verifier_cannot_run_no_answer_counts_as_wrong(
     court: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(items: object) -> Any:
@@ -477,10 +477,10 @@ async def test_a_verifier_that_cannot_run_counts_against_nobody(
     assert (row["n"], row["unanswered"]) == (1, 0)
 
 
-async def test_a_network_that_wrote_its_share_of_a_day_waits(
+async def test_a_network_that_wrote_its_daily_share_has_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A question that is open may be answered; a peer with a record has room of its network's record."""
+    """An open question may still be answered; peers with a record have a separate share."""
     monkeypatch.setattr(config, "WRITTEN_A_DAY", {False: (70_000.0, 70_000.0), True: (1e9, 1e9)})
     async with open_court(tmp_path / "judge", tmp_path) as court:
         known, other = court.peer(), court.peer()
@@ -497,7 +497,7 @@ async def test_a_network_that_wrote_its_share_of_a_day_waits(
         assert (await court.ask(court.peer())).status_code == 201
 
 
-async def test_a_disk_that_is_nearly_full_takes_no_new_nodes(
+async def test_with_a_nearly_full_disk_new_nodes_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_court(tmp_path / "judge", tmp_path) as court:
@@ -514,10 +514,10 @@ async def test_a_disk_that_is_nearly_full_takes_no_new_nodes(
         assert "swarmd_judge_disk_free_bytes" in (await court.http.get("/metrics")).text
 
 
-async def test_the_bodies_of_a_network_that_arrive_at_once_are_bounded(
+async def test_the_unfinished_bodies_of_a_network_are_bounded(
     court: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4,096 connections could hold 512 KiB each, before any signature is checked."""
+    """Otherwise 4,096 connections could hold 512 KiB each before any signature is checked."""
     monkeypatch.setattr(config, "ARRIVING_BYTES", 1000)
     begun, go = asyncio.Event(), asyncio.Event()
 
@@ -536,18 +536,20 @@ async def test_the_bodies_of_a_network_that_arrive_at_once_are_bounded(
         assert (await few.ask(court.peer())).status_code == 201
 
 
-async def test_a_network_has_so_many_pages_worked_out(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pages_computed_for_a_network_are_limited(
+    court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(config, "BOARDS_BURST", 2.0)
     async with http_to(court.service) as http:
         codes = [(await http.get(f"/?q={word}")).status_code for word in ("a", "b", "c", "a")]
-        assert codes == [200, 200, 429, 200]  # the last is kept
+        assert codes == [200, 200, 429, 200]  # the last page is cached
         for path in ("/v1/leaderboard?q=d", "/?q=d"):
             assert (await http.get(path)).headers["retry-after"] == "1"
         court.wall.now += 1.0
         assert (await http.get("/?q=d")).status_code == 200
 
 
-async def test_too_busy_to_score_leaves_the_question_open(
+async def test_a_judge_too_busy_to_score_leaves_the_question_open(
     court: Court, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = court.peer()
@@ -561,6 +563,6 @@ async def test_too_busy_to_score_leaves_the_question_open(
 
 
 @pytest.mark.parametrize("refusal", [found for found in vars(errors).values() if isinstance(found, Refusal)])
-def test_a_remedy_is_one_sentence(refusal: Refusal) -> None:
-    """A node shows it as the end of its own message."""
+def test_every_remedy_is_one_sentence(refusal: Refusal) -> None:
+    """A node appends the remedy to its own message."""
     assert refusal.remedy.endswith(".") and ". " not in refusal.remedy

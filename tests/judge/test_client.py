@@ -1,4 +1,4 @@
-"""The client against judges that are down, slow or lying: raw servers on loopback.
+"""The node's client is tested with judges that are down, slow or lying; raw servers on loopback play them.
 
 The outcome is always Trouble, in bounded time.
 """
@@ -45,7 +45,7 @@ from tests.judge.test_proxies import certificate
 pytestmark = pytest.mark.net
 
 ME = Identity(b"\x07" * 32)
-# For a judge that never answers: any other may take its time on a busy machine
+# Timeout for a judge that never answers. All other judges may be slow on a busy machine.
 SHORT_S = 0.8
 ID = "ab" * 16
 COMMITMENT = "0123456789abcdef" * 4
@@ -70,12 +70,12 @@ RECEIPT: Mapping[str, Any] = {
 
 
 def questions(**changed: Any) -> dict[str, Any]:
-    """An honest judge's reply to a request for a question."""
+    """Return an honest judge's reply to a request for a question."""
     return {"judge": JUDGE.peer_id, "evaluations": [{**QUESTION, **changed}]}
 
 
 def graded(by: Identity = JUDGE, **changed: Any) -> dict[str, Any]:
-    """A grade, with a receipt that is changed so."""
+    """Return a grade whose receipt has these changes."""
     text = json.dumps({**RECEIPT, **changed})
     return {
         "evaluation": ID,
@@ -113,7 +113,7 @@ def whole(request: bytes) -> bool:
 
 @asynccontextmanager
 async def judge(handle: Handler) -> AsyncIterator[str]:
-    """A server that reads one request and then calls `handle`. Its URL."""
+    """Run a server that reads one request and then calls `handle`; yield its URL."""
 
     async def serve(stream: trio.SocketStream) -> None:
         async with stream:
@@ -121,11 +121,11 @@ async def judge(handle: Handler) -> AsyncIterator[str]:
             while not whole(request) and (part := await stream.receive_some(65_536)):
                 request += part
             if not whole(request):
-                return  # the client left before it had asked
+                return  # the client left before it sent a request
             try:
                 await handle(stream, request)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return  # the client has had enough
+                return  # the client hung up
 
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(
@@ -145,7 +145,7 @@ def shown(judging: Judging) -> dict[str, Any]:
 
 
 def honest(request: bytes) -> bytes:
-    """An honest judge's replies."""
+    """Reply as an honest judge."""
     return reply(GRADE, 200) if b"/answers " in request.splitlines()[0] else reply(questions())
 
 
@@ -169,7 +169,7 @@ def body_of(request: bytes) -> Any:
 
 
 async def silent(call: Callable[[], Awaitable[object]]) -> Trouble:
-    # Sooner than a patient client gives up: the judge's fault ends the call
+    # Sooner than a patient client gives up, so the judge's fault ended the call.
     with trio.fail_after(TIMEOUT_S / 2):
         outcome = await call()
     assert isinstance(outcome, Trouble), outcome
@@ -181,7 +181,7 @@ async def silent(call: Callable[[], Awaitable[object]]) -> Trouble:
 # An honest judge's replies.
 
 
-async def test_an_evaluation() -> None:
+async def test_an_evaluation_by_an_honest_judge_is_graded() -> None:
     seen: list[bytes] = []
     async with judge(replying(honest, seen)) as url:
         evaluated = client(url)
@@ -191,17 +191,17 @@ async def test_an_evaluation() -> None:
         receipt = {name: GRADE[name] for name in ("receipt", "signature")}
         outcome = await evaluated.answer(question, Completion("2", True))
         assert outcome == Graded(0.625, 4, receipt, (0.31, 0.86))
-    assert b'"model":"tiny"' in seen[0] and b"/home/me" not in seen[0]  # a folder's path is private
+    assert b'"model":"tiny"' in seen[0] and b"/home/me" not in seen[0]  # the path is private
     assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answers HTTP/1.1".encode())
 
 
-def test_the_path_of_a_strategy_is_not_said() -> None:
+def test_the_path_of_a_strategy_is_not_sent() -> None:
     config = NodeConfig(sharing=SharingConfig(take="/home/me/mine.py"))
     assert said_of(config, "cpu", 4)["strategy"] == "mine.py positive"
 
 
-async def test_of_a_longer_answer_the_end_is_sent() -> None:
-    """The answer is there; a judge takes no longer text."""
+async def test_only_the_end_of_a_too_long_answer_is_sent() -> None:
+    """The end has the answer, and a judge accepts no longer text."""
     seen: list[bytes] = []
     text = "thinking " * MAX_ANSWER_CHARACTERS + "<answer>2</answer>"
     async with judge(replying(honest, seen)) as url:
@@ -209,8 +209,8 @@ async def test_of_a_longer_answer_the_end_is_sent() -> None:
     assert [body_of(request)["answers"][0]["text"] for request in seen] == [text[-MAX_ANSWER_CHARACTERS:]]
 
 
-async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:
-    """The node's description of itself is in the request; the receipt is checked and kept."""
+async def test_a_receipt_is_checked_and_stored(tmp_path: Path) -> None:
+    """The request has the node's self-description, which the receipt must repeat."""
     seen, told = list[bytes](), list[link.ToTrainer]()
     file = tmp_path / "receipts.jsonl"
     async with judge(replying(honest, seen)) as url:
@@ -230,7 +230,7 @@ async def test_a_receipt_is_checked_and_kept(tmp_path: Path) -> None:
         {"answers": [{"text": "2", "ended": True}]},
     ]
     kept = [json.loads(line) for line in file.read_text().splitlines()]
-    # Of five, no more than twice two
+    # Of five receipts, at most twice the limit of two are kept.
     assert kept == [{"receipt": GRADE["receipt"], "signature": GRADE["signature"]}] * 2
 
 
@@ -249,9 +249,9 @@ async def test_a_wrong_receipt_is_refused(changed: dict[str, Any]) -> None:
     assert isinstance(outcome, Trouble) and "receipt" in outcome.cause
 
 
-def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_disk_loses_only_receipts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "receipts"
-    path.mkdir()  # at the file's path
+    path.mkdir()  # a folder in place of the file
     file = ReceiptFile(path)
     file.add({"receipt": "lost", "signature": ""})
     assert [
@@ -263,7 +263,7 @@ def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.L
     assert [json.loads(line)["receipt"] for line in path.read_text().splitlines()] == ["kept"] and len(
         caplog.records
     ) == 1
-    path.write_text(path.read_text() + '{"receipt": "to')  # kill -9
+    path.write_text(path.read_text() + '{"receipt": "to')  # as after kill -9
     file.add({"receipt": "whole", "signature": ""})
     assert json.loads(path.read_text().splitlines()[-1])["receipt"] == "whole"
 
@@ -367,10 +367,10 @@ async def test_a_malformed_question_is_refused(said: bytes) -> None:
         await silent(lambda: client(url).ask(1, "tiny"))
 
 
-async def test_mutated_answers() -> None:
-    """500 answers with random bytes changed.
+async def test_mutated_replies_give_a_question_or_trouble() -> None:
+    """500 replies have randomly changed bytes.
 
-    A Question of the right form, or Trouble; never an exception.
+    The outcome is a valid Question or Trouble, never an exception.
     """
     rng, clock, outcomes = random.Random(1), Clock(0.0), []
 
@@ -401,7 +401,7 @@ async def test_redirects_are_not_followed() -> None:
 # Judges that are down or slow.
 
 
-async def test_a_proxy_without_its_judge_is_no_liar() -> None:
+async def test_a_proxy_whose_judge_is_down_is_not_called_a_liar() -> None:
     for status in (502, 503, 504):
         async with judge(saying(reply(b"<html>Bad Gateway</html>", status))) as url:
             outcome = await silent(lambda url=url: client(url).ask(1, "tiny"))  # type: ignore[misc]
@@ -410,13 +410,13 @@ async def test_a_proxy_without_its_judge_is_no_liar() -> None:
 
 async def test_a_judge_that_is_down_or_unknown_is_reported() -> None:
     with socket.socket() as down:
-        down.bind(("127.0.0.1", 0))  # and nobody listens there
+        down.bind(("127.0.0.1", 0))  # bound, but not listening
         for url in (f"http://127.0.0.1:{down.getsockname()[1]}", "http://judge.invalid:8400"):
             cause = (await silent(lambda url=url: client(url).ask(1, "tiny"))).cause  # type: ignore[misc]
             assert "cannot reach the judge" in cause and url in cause
 
 
-async def test_a_certificate_that_is_not_trusted_is_named(tmp_path: Path) -> None:
+async def test_an_untrusted_certificate_gives_a_message(tmp_path: Path) -> None:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(*certificate(tmp_path))
     listener = trio.SSLListener((await trio.open_tcp_listeners(0, host="127.0.0.1"))[0], tls)
@@ -445,7 +445,7 @@ async def stalls_in_the_body(stream: trio.SocketStream, request: bytes) -> None:
 
 
 async def drips(stream: trio.SocketStream, request: bytes) -> None:
-    for byte in reply(questions()):  # each is in time; the limit is on all of them
+    for byte in reply(questions()):  # no byte is late; the time limit is on the whole reply
         await stream.send_all(bytes([byte]))
         await trio.sleep(0.1)
 
@@ -465,8 +465,8 @@ async def pours(stream: trio.SocketStream, request: bytes) -> None:
         (pours, "more than"),
     ],
 )
-async def test_a_slow_judge_and_one_that_pours_are_given_up(handle: Handler, why: str) -> None:
-    """This holds for `swarmd verify --upload` and reading commands, too; a drip begins with the headers."""
+async def test_the_client_gives_up_on_slow_and_endless_replies(handle: Handler, why: str) -> None:
+    """`swarmd verify --upload` and reading commands give up, too. A slow reply has slow headers, too."""
     seconds = SHORT_S if why == "longer" else TIMEOUT_S
     async with judge(handle) as url:
         unasked = await silent(lambda: client(url, seconds=seconds).ask(1, "tiny"))
@@ -483,7 +483,7 @@ async def test_cancelling_the_daemon_is_not_swallowed() -> None:
         assert scope.cancelled_caught
 
 
-# Patience with a judge that fails.
+# Waiting times after failures of a judge.
 
 
 def test_waits_grow_and_are_bounded() -> None:
@@ -493,7 +493,7 @@ def test_waits_grow_and_are_bounded() -> None:
     assert backoff_seconds(3, 0.999) < 1.25 * backoff_seconds(3)
 
 
-async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
+async def test_the_wait_grows_with_each_failure_of_a_judge() -> None:
     calls, clock, well = list[bytes](), Clock(0.0), False
     busy = reply({"error": "busy", "remedy": "wait"}, 503)
     async with judge(replying(lambda request: honest(request) if well else busy, calls)) as url:
@@ -512,13 +512,13 @@ async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
         assert isinstance(await asking.answer(question, Completion("2", True)), Graded)
         well = False
         await silent(lambda: asking.ask(1, "tiny"))
-        assert asking.wait() == pytest.approx(waits[0])  # a grade forgives
+        assert asking.wait() == pytest.approx(waits[0])  # a grade resets the wait
 
 
-async def test_a_used_sequence_number_is_stepped_over() -> None:
-    """A node whose clock was set back.
+async def test_after_a_used_sequence_number_the_next_request_has_a_higher_one() -> None:
+    """A number is used twice if a node's clock was set back.
 
-    The judge says which number is the last, and the next request is above it.
+    The judge reports the last number, and the next request exceeds it.
     """
     numbers, clock = list[int](), Clock(0.0)
     used = {"error": "this sequence number was used", "remedy": "larger", "sequence": 10**18}
@@ -542,7 +542,7 @@ async def test_an_answer_after_the_deadline_is_not_sent() -> None:
     assert "deadline" in outcome.cause and "if the node was not paused" in outcome.remedy
 
 
-# The address.
+# The judge's address.
 
 
 @pytest.mark.parametrize(
@@ -554,7 +554,7 @@ async def test_an_answer_after_the_deadline_is_not_sent() -> None:
         ("HTTP://[::1]:8400/", "http://[::1]:8400"),
     ],
 )
-def test_an_origin_has_one_spelling(url: str, origin: str) -> None:
+def test_spellings_of_an_address_give_the_same_origin(url: str, origin: str) -> None:
     assert judge_origin(url) == origin
 
 
@@ -577,10 +577,10 @@ def test_a_malformed_judge_address_is_refused(url: str) -> None:
     assert caught.value.exit_code == 2
 
 
-# The daemon's side.
+# The daemon's part.
 
 
-async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
+async def test_one_question_at_a_time_goes_to_the_trainer_and_its_answer_to_the_judge() -> None:
     asked: list[bytes] = []
     release = trio.Event()
 
@@ -599,8 +599,8 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
             await trio.testing.wait_all_tasks_blocked(0.05)
             release.set()
         assert to_trainer == [link.JudgeQuestion(ID, "1 + 1?")]
-        await judging.ask(6)  # the trainer is still at it
-        await judging.answer(link.JudgeAnswer("cd" * 16, "2", True))  # to a question nobody asked
+        await judging.ask(6)  # the trainer still works on the first question
+        await judging.answer(link.JudgeAnswer("cd" * 16, "2", True))  # was never asked
         assert len(asked) == 1
         await judging.answer(ANSWER)
         assert to_trainer[1:] == [SCORE]
@@ -609,12 +609,12 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
         document = shown(judging)
         assert (document["score"], document["n"], document["cause"], document["url"]) == (0.625, 4, "", url)
         await judging.ask(7)
-        clock.now += 61.0  # the trainer died over it
+        clock.now += 61.0  # the trainer died before it answered
         await judging.ask(8)
         assert len(to_trainer) == 4
 
 
-async def test_a_refusal_is_told_whole_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_rejection_is_logged_in_full_once(caplog: pytest.LogCaptureFixture) -> None:
     error, remedy = "no: " + "because " * 40 + "so", "do this: " + "step " * 40 + "done"
     clock, told = Clock(0.0), list[str]()
     async with judge(saying(reply({"error": error, "remedy": f"D{remedy[1:]}."}, 409))) as url:
@@ -623,13 +623,13 @@ async def test_a_refusal_is_told_whole_once(caplog: pytest.LogCaptureFixture) ->
             await judging.ask(1)
             clock.now += 3600.0
     assert told == [f"not judged: the judge refused: {error}; {remedy}"]
-    # The message is in the node's log already
+    # The node's log already has the message.
     assert "not judged" not in caplog.text
     document = shown(judging)
     assert (document["cause"], document["remedy"]) == (f"the judge refused: {error}", remedy)
 
 
-async def test_a_silent_judge_is_in_the_status() -> None:
+async def test_the_status_shows_a_silent_judge() -> None:
     async with judge(saying(b"")) as url:
         judging = Judging(client(url), print, print)
         await judging.ask(1)

@@ -1,6 +1,6 @@
 """judge.toml and `swarmd-judge init`.
 
-Every setting, which source wins, and the messages about mistakes.
+The tests cover every setting, the precedence of sources, and the messages about mistakes.
 """
 
 import re
@@ -19,7 +19,7 @@ from swarmd.config.sources import NODE
 from swarmd.errors import ConfigError
 
 STANDIN = (sys.executable, "-m", "tests.judge.verified.standin_worker")
-NOBODYS = "203.0.113.7"  # TEST-NET-3: a judge cannot listen there, and says at which port it would have
+NOBODYS = "203.0.113.7"  # TEST-NET-3: a judge cannot listen at this address, and its message names the port
 
 
 def from_file(text: str | bytes, folder: Path) -> JudgeSettings:
@@ -38,17 +38,19 @@ def test_the_example_has_every_setting_with_its_default_and_a_comment(tmp_path: 
 
 
 def test_every_setting_is_an_option_of_serve() -> None:
-    """A setting that is not an option could be set only by file and variable."""
+    """Otherwise a setting could be set only in the file and by a variable."""
     text = CliRunner().invoke(app, ["serve", "--help"]).output
     assert [name for name in SCHEMA.keys if f"--{name.replace('_', '-')} " not in text] == []
 
 
 def said(*words: str) -> str:
-    """Return why a judge that cannot listen does not start."""
+    """Start a judge at an address where it cannot listen; return its message."""
     return str(CliRunner().invoke(app, ["serve", *words]).exception)
 
 
-def test_flag_over_variable_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flag_beats_a_variable_which_beats_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "judge.toml"
     file.write_text(f'host = "{NOBODYS}"\nport = 1\ncurriculum = "tiny-9"\ndatabase = "{tmp_path / "j"}"\n')
     monkeypatch.setenv("SWARMD_JUDGE_CONFIG", str(file))
@@ -102,18 +104,20 @@ def test_lists_paths_and_booleans_are_read(tmp_path: Path) -> None:
         ("only_check = true", "only_check: unknown key"),
     ],
 )
-def test_a_mistake_names_file_key_and_expected_value(tmp_path: Path, text: str, words: str) -> None:
+def test_a_message_about_a_mistake_names_file_key_and_expected_value(
+    tmp_path: Path, text: str, words: str
+) -> None:
     with pytest.raises(ConfigError) as wrong:
         from_file(text, tmp_path)
     assert f"{tmp_path / 'judge.toml'}" in str(wrong.value) and words in str(wrong.value)
 
 
-def test_a_missing_file_names_the_command_that_writes_one(tmp_path: Path) -> None:
+def test_the_message_about_a_missing_file_names_the_command_that_writes_it(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "none.toml")])
     assert isinstance(done.exception, ConfigError) and "`swarmd-judge init` writes one" in str(done.exception)
 
 
-def test_init_writes_the_example_once(tmp_path: Path) -> None:
+def test_init_writes_the_example_but_overwrites_nothing(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["init", str(tmp_path / "new")])
     assert done.exit_code == 0 and f"serve --config {tmp_path}/new/judge.toml" in done.output.replace(
         "\n", ""
@@ -126,8 +130,8 @@ def test_init_writes_the_example_once(tmp_path: Path) -> None:
     assert file.read_text() == "port = 1\n"
 
 
-def test_init_without_room_leaves_no_half_file(tmp_path: Path) -> None:
-    """The next one would take it for the user's own, and leave it as it is."""
+def test_init_on_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
+    """The next `init` would take a partial file for the user's own, and not overwrite it."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
@@ -138,7 +142,7 @@ def test_init_without_room_leaves_no_half_file(tmp_path: Path) -> None:
     write_example(tmp_path)
 
 
-def test_an_option_that_needs_uploads() -> None:
+def test_an_option_for_uploads_without_uploads_gives_a_message() -> None:
     done = CliRunner().invoke(app, ["serve", "--verified-model=other"])
     assert isinstance(done.exception, JudgeError) and "--verified-bytes" in str(done.exception)
 
@@ -149,14 +153,14 @@ def test_a_misspelt_variable_is_refused(tmp_path: Path) -> None:
         assert str(done.exception) == ("SWARMD_JUDGE_PROT: no such variable; did you mean SWARMD_JUDGE_PORT?")
 
 
-def test_variables_of_a_node_may_be_set_when_the_judge_runs() -> None:
+def test_variables_of_a_node_do_not_disturb_the_judge() -> None:
     of_nodes = [name for name in NODE.variables if name.startswith("SWARMD_JUDGE_")]
     assert len(of_nodes) == 3
     assert SCHEMA.read(None, dict.fromkeys([*of_nodes, "SWARMD_JUDGE", "SWARMD_JUDGE_CONFIG"], "x"), {}) == []
 
 
 @pytest.mark.parametrize("option", ["deadline", "window"])
-def test_a_time_that_is_no_number_is_refused(option: str) -> None:
+def test_a_time_that_is_not_a_number_is_rejected(option: str) -> None:
     for arguments, environment in (
         ([f"--{option}", "nan"], {}),
         ([], {f"SWARMD_JUDGE_{option.upper()}": "nan"}),

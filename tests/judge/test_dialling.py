@@ -1,4 +1,4 @@
-"""The judge dials its invitation: the page "Join" says whether somebody answers."""
+"""The judge dials the peers in its invitation; the page "Join" says whether any of them answers."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def inviting(*addresses: str, curriculum: str = "tiny-9") -> str:
 
 
 @pytest.mark.net
-def test_a_peer_answers_another_and_a_stranger_do_not() -> None:
+def test_a_dial_succeeds_only_if_the_expected_peer_answers() -> None:
     async def all_of_them() -> list[tuple[bool, str]]:
         async with trio.open_nursery() as nursery:
             [listens] = await nursery.start(real_engine("libp2p", 1).run)
@@ -59,14 +59,14 @@ async def test_the_join_page_says_that_nobody_answers(tmp_path: Path) -> None:
             assert await eventually(told)
 
 
-def test_an_invitation_to_other_questions_is_refused(tmp_path: Path) -> None:
+def test_an_invitation_to_another_curriculum_is_rejected(tmp_path: Path) -> None:
     options = ["--curriculum", "tiny-9", "--database", str(tmp_path / "judge")]
     done = CliRunner().invoke(app, ["serve", *options, "--invitation", inviting(curriculum="sapo-9")])
     assert isinstance(done.exception, JudgeError) and "Set curriculum = 'sapo-9'" in str(done.exception)
 
 
-def test_init_takes_the_curriculum_of_an_invitation(tmp_path: Path) -> None:
-    """The judge of such a file takes the nodes that joined by the same line."""
+def test_init_uses_the_curriculum_of_the_invitation(tmp_path: Path) -> None:
+    """A judge with such a file accepts the nodes that joined by the same invitation."""
     done = CliRunner().invoke(app, ["init", str(tmp_path), "--invitation", f" '{inviting()}'"])
     assert done.exit_code == 0, done.output
     text = (tmp_path / "judge.toml").read_text()

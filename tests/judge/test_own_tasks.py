@@ -1,6 +1,6 @@
-"""A judge of own tasks.
+"""A judge of an operator's own tasks.
 
-Started with the same file, it asks and scores them, and refuses nodes of another curriculum.
+It is started with the nodes' task file, asks and scores these tasks, and rejects nodes of another curriculum.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ EXAMPLE = ROOT / "docs" / "examples" / "sums.py"
 
 
 @pytest.mark.net
-async def test_a_judge_of_own_tasks(tmp_path: Path) -> None:
+async def test_a_judge_of_own_tasks_asks_and_scores_them(tmp_path: Path) -> None:
     digest = find_curriculum(str(EXAMPLE)).digest
     async with open_court(tmp_path / "judge.sqlite3", tmp_path, curriculum=str(EXAMPLE)) as court:
         peer = court.peer()
@@ -50,12 +50,12 @@ async def test_a_judge_of_own_tasks(tmp_path: Path) -> None:
 
 
 class HangingTasks:
-    """Tasks whose plug-in hangs until it is let go."""
+    """Tasks whose plug-in hangs until the test releases it."""
 
     curriculum = TINY_9
 
     def __init__(self, makes: bool = True) -> None:
-        """makes: a question, when it is let go."""
+        """makes: whether the plug-in returns a question once it is released."""
         self.hangs, self.let_go, self.makes, self.calls = Event(), Event(), makes, 0
 
     def task(self, ref: TaskRef) -> Task | None:
@@ -82,7 +82,7 @@ async def judge_of(tasks: HangingTasks, folder: Path) -> AsyncIterator[Court]:
         await service.close()
 
 
-async def test_a_plug_in_that_hangs_holds_up_nobody_else(
+async def test_a_hanging_plug_in_does_not_delay_other_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config, "QUESTIONS_BACKLOG", 2)
@@ -92,7 +92,7 @@ async def test_a_plug_in_that_hangs_holds_up_nobody_else(
         await asyncio.to_thread(tasks.hangs.wait, TIMEOUT_S)
         assert not asking[0].done()
         assert (await court.http.get("/healthz")).status_code == 200
-        asking.append(asyncio.create_task(court.ask(peer)))  # it waits too
+        asking.append(asyncio.create_task(court.ask(peer)))  # this request also waits
         async with asyncio.timeout(TIMEOUT_S):
             while court.service._question_thread.waiting < 2:
                 await asyncio.sleep(0.001)
@@ -101,10 +101,10 @@ async def test_a_plug_in_that_hangs_holds_up_nobody_else(
         first, second = [await one for one in asking]
         assert first.status_code == second.status_code == 201, second.text
         one, other = (answered.json()["evaluations"][0]["evaluation"] for answered in (first, second))
-        assert one == other  # a peer has one question open, however often it asks
+        assert one == other  # a peer that asks twice gets the same open question
 
 
-async def test_a_judge_stops_while_a_plug_in_hangs(tmp_path: Path) -> None:
+async def test_a_judge_can_stop_while_a_plug_in_hangs(tmp_path: Path) -> None:
     async with judge_of(tasks := HangingTasks(makes=False), tmp_path) as court:
         asking = asyncio.create_task(court.ask(court.peer()))
         await asyncio.to_thread(tasks.hangs.wait, TIMEOUT_S)
@@ -113,4 +113,4 @@ async def test_a_judge_stops_while_a_plug_in_hangs(tmp_path: Path) -> None:
         tasks.let_go.set()
         await stopping
         assert (await asking).status_code == 500
-        assert tasks.calls == 1  # of the sixteen that are tried else
+        assert tasks.calls == 1  # otherwise sixteen tasks are tried

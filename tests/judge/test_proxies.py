@@ -1,6 +1,6 @@
-"""The examples for Caddy and nginx, by the programs themselves.
+"""The documents' examples for Caddy and nginx, tested with these programs.
 
-They accept the file, and an evaluation goes through.
+Each program accepts its file, and an evaluation works through it.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ Proxy = Callable[[Path, int, str], tuple[Command, Command]]
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
-    """Self-made, for 127.0.0.1: the certificate and its key."""
+    """Make a self-signed certificate for 127.0.0.1; return it and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
@@ -60,7 +60,7 @@ def replaced(text: str, *pairs: tuple[str, str]) -> str:
 
 
 def caddy(folder: Path, port: int, judge: str) -> tuple[Command, Command]:
-    """The commands that check its file and that run it."""
+    """Return the command that checks Caddy's file and the command that runs Caddy."""
     program = shutil.which("caddy") or pytest.skip("caddy is not installed")
     chain, key = certificate(folder)
     text = (ROOT / "packaging" / "Caddyfile.example").read_text()
@@ -88,7 +88,7 @@ def nginx(folder: Path, port: int, judge: str) -> tuple[Command, Command]:
     (folder / "judge.conf").write_text(replaced(text, *paths, *here))
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     places = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
-    user = "user root;" if os.getuid() == 0 else ""  # to read this folder
+    user = "user root;" if os.getuid() == 0 else ""  # so that nginx can read this folder
     (folder / "nginx.conf").write_text(
         f"{user} daemon off; worker_processes 1; pid {folder}/pid; error_log stderr; events {{}}"
         f" http {{ access_log off; {places} include {folder}/judge.conf; }}"
@@ -121,14 +121,14 @@ def home(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("proxy", [caddy, nginx])
-def test_an_evaluation_through_the_proxy(tmp_path: Path, proxy: Proxy) -> None:
+def test_an_evaluation_works_through_the_proxy(tmp_path: Path, proxy: Proxy) -> None:
     with kept_port() as port:
         evaluate_through(proxy, port, tmp_path)
 
 
 def evaluate_through(proxy: Proxy, port: int, tmp_path: Path) -> None:
     origin = f"https://127.0.0.1:{port}"
-    proxy(tmp_path, port, "127.0.0.1:1")  # skipped before a judge is started
+    proxy(tmp_path, port, "127.0.0.1:1")  # skips, if at all, before a judge is started
     with serving(tmp_path / "judge", "--proxy", "127.0.0.1", "--origin", origin) as (_, ready):
         check, run = proxy(tmp_path, port, "{}:{}".format(*address(ready)))
         checked = subprocess.run(
@@ -147,7 +147,7 @@ def evaluate_through(proxy: Proxy, port: int, tmp_path: Path) -> None:
             graded = client.post(target, **peer.signed(target, answering("x")))
             assert (graded.status_code, graded.json()["answered"]) == (200, 1)
             assert client.get("/").status_code == 200
-            # Caddy 2.6 answers a request that it cuts off with 502. The judge ends such a connection, and a
-            # proxy may lose the body of its answer.
+            # Caddy 2.6 answers a request that it cuts off with status 502. The judge closes such a
+            # connection, so a proxy may lose the body of the judge's answer.
             with client.stream("POST", ask, **peer.signed(ask, b" " * 2_000_000)) as cut_off:
                 assert cut_off.status_code in (413, 502)

@@ -1,6 +1,6 @@
 """`swarmd-judge serve` as a process.
 
-Evaluations by our client, slow peers, kill -9, a clean end, and an operator's mistakes.
+The tests cover evaluations by swarmd's client, slow peers, kill -9, a clean end, and an operator's mistakes.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.net
 
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """A judge, and the line it printed when it was ready."""
+    """Run a judge; yield its process and the line that it printed when it was ready."""
     starting = command(folder, "--port", "0", "--json", *options)
     process = subprocess.Popen(starting, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     watchdog = ThreadPoolExecutor(1)
@@ -111,8 +111,8 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
         assert ready["digest"] == TINY_9.digest
         url = str(ready["url"])
         trio.run(all_nodes, url)
-        assert isinstance(trio.run(client(url, 4).ask, 1, "tiny"), Question)  # open when the judge dies
-        # It is recomputed every two seconds
+        assert isinstance(trio.run(client(url, 4).ask, 1, "tiny"), Question)  # open at the kill
+        # The leaderboard is recomputed every two seconds.
         wait_until(lambda: [row["answered"] for row in board(url)] == [10, 10, 10])
         before = board(url)
         process.send_signal(signal.SIGKILL)
@@ -121,16 +121,16 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
         url = str(ready["url"])
         assert board(url) == before
         four = client(url, 4)
-        # The question that the kill lost does not block the next one.
+        # The question lost in the kill does not block the next one.
         assert len(trio.run(evaluate, four, 1)) == 1
         grades = trio.run(evaluate, client(url, 1), 1)
         assert grades[0].n == 11
 
 
-def test_kill_9_while_the_judge_writes_loses_nothing(tmp_path: Path) -> None:
+def test_kill_9_while_the_judge_writes_loses_no_grade(tmp_path: Path) -> None:
     """The judge is killed three times, at different moments.
 
-    Every grade that the node was told is in the database afterwards, once.
+    Afterwards the database has every grade that was sent to the node, exactly once.
     """
     told = 0
 
@@ -160,7 +160,7 @@ def test_kill_9_while_the_judge_writes_loses_nothing(tmp_path: Path) -> None:
         with serving(tmp_path) as (process, ready):
             found = httpx2.get(f"{ready['url']}/v1/peers/{key(9).peer_id}", timeout=TIMEOUT_S)
             answered = found.json()["answered"] if found.status_code == 200 else 0
-            # At most the one answer of each kill that was written and not yet told
+            # For each kill, at most one answer was written without its grade being sent.
             assert told <= answered <= told + i
             told += trio.run(until_it_dies, str(ready["url"]), process, 0.03 + 0.1 * i)
 
@@ -176,7 +176,7 @@ def test_a_signal_ends_the_judge_cleanly(tmp_path: Path, by: signal.Signals) -> 
         half_open.close()
 
 
-def test_a_request_under_way_that_takes_too_long_is_told_that_the_judge_stops(tmp_path: Path) -> None:
+def test_a_request_that_takes_too_long_during_shutdown_is_answered(tmp_path: Path) -> None:
     with serving(tmp_path) as (process, ready), socket.create_connection(address(ready), TIMEOUT_S) as slow:
         slow.sendall(
             b"POST /v1/evaluations HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 50\r\n\r\n"
@@ -197,7 +197,7 @@ def address(ready: dict[str, Any]) -> tuple[str, int]:
 
 @asynccontextmanager
 async def served(host: str, app: Any) -> AsyncIterator[tuple[JudgeServer, socket.socket]]:
-    """An app under the judge's server, and its listening socket."""
+    """Run an app under the judge's server; yield the server and its listening socket."""
     config = uvicorn.Config(
         app,
         http="h11",
@@ -218,14 +218,14 @@ async def served(host: str, app: Any) -> AsyncIterator[tuple[JudgeServer, socket
             await serving
 
 
-# Asyncio forgets a connection that is accepted as its server closes, and Python 3.13 then fails on it.
+# Asyncio forgets a connection that is accepted while its server closes, and Python 3.13 then warns.
 @pytest.mark.filterwarnings("ignore:unclosed transport")
 @pytest.mark.filterwarnings("ignore:.*_SelectorTransport.__del__:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("turns", range(4))
 def test_a_connection_during_shutdown_does_not_delay_it(turns: int) -> None:
-    """However many turns of the loop before.
+    """The connection begins a varying number of event loop turns before the shutdown.
 
-    The connection waits to be accepted, is being accepted, or is open.
+    So it waits to be accepted, is being accepted, or is open.
     """
 
     async def end() -> None:
@@ -240,8 +240,8 @@ def test_a_connection_during_shutdown_does_not_delay_it(turns: int) -> None:
     gc.collect()
 
 
-def test_a_proxy_is_known_at_a_socket_of_both_families() -> None:
-    """It calls from 127.0.0.1, of which the system says ::ffff:127.0.0.1."""
+def test_a_proxy_is_recognised_on_a_dual_stack_socket() -> None:
+    """The proxy connects from 127.0.0.1, which the system reports as ::ffff:127.0.0.1."""
 
     async def caller() -> str:
         async def client_of(scope: Any, receive: Any, send: Any) -> None:
@@ -284,21 +284,23 @@ def test_operator_mistakes_give_messages(
         ({"curriculum": "sapo-10"}, "sapo-9, tiny-9"),
         ({"curriculum": "sapo-9"}, "holds answers to tiny-9.*--database"),
         ({"host": "not.an.address.invalid"}, "--host"),
-        ({"host": "203.0.113.7"}, "cannot listen.*--port.*--host"),  # TEST-NET-3: nobody's
+        ({"host": "203.0.113.7"}, "cannot listen.*--port.*--host"),  # TEST-NET-3: no machine's address
         ({"database": "letter.txt"}, "file is not a database.*--database"),
         ({"database": "letter.txt/judge.sqlite3"}, "cannot write.*--database"),
     ],
 )
-def test_settings_refused_at_the_start(tmp_path: Path, changed: dict[str, str], words: str) -> None:
+def test_invalid_settings_are_rejected_at_the_start(
+    tmp_path: Path, changed: dict[str, str], words: str
+) -> None:
     (tmp_path / "letter.txt").write_text("dear database")
     Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}").close()
     database = tmp_path / changed.pop("database", "judge.sqlite3")
-    settings = replace(JudgeSettings(database, "tiny-9", port=0), **changed)  # type: ignore[arg-type] # the strings among the settings
+    settings = replace(JudgeSettings(database, "tiny-9", port=0), **changed)  # type: ignore[arg-type] # strings only
     with pytest.raises(OperatorError, match=words):
         serve(settings, lambda url: pytest.fail(f"listens at {url}"))
 
 
-def test_a_full_disk_at_the_start_is_no_traceback(tmp_path: Path) -> None:
+def test_a_full_disk_at_the_start_gives_a_message(tmp_path: Path) -> None:
     with contextlib.closing(Store(database := tmp_path / "judge", f"tiny-9 {TINY_9.digest}")) as store:
         store.agree("")
         with store.database.begin() as db:
@@ -313,7 +315,7 @@ def test_a_full_disk_at_the_start_is_no_traceback(tmp_path: Path) -> None:
         serve(JudgeSettings(database, "tiny-9", port=0), lambda url: pytest.fail(url))
 
 
-def test_the_log_as_json_lines() -> None:
+def test_the_log_can_be_json_lines() -> None:
     code = (
         "import logging; from judge.logs import set_up_logging; set_up_logging(as_json=True); log ="
         " logging.getLogger('judge')\nlog.info('not worth a line')\ntry: 1 / 0\nexcept ZeroDivisionError:"
@@ -328,7 +330,7 @@ def test_the_log_as_json_lines() -> None:
     assert "ZeroDivisionError" in said["exception"] and said["timestamp"].endswith("Z")
 
 
-def test_the_environment_a_plain_line_and_ctrl_c(tmp_path: Path) -> None:
+def test_settings_from_variables_a_plain_first_line_and_ctrl_c(tmp_path: Path) -> None:
     options = {"PORT": "0", "CURRICULUM": "tiny-9", "DATABASE": str(tmp_path / "j")}
     environment = {**os.environ, **{f"SWARMD_JUDGE_{name}": value for name, value in options.items()}}
     starting = [sys.executable, "-m", "judge.cli", "serve"]
@@ -338,7 +340,7 @@ def test_the_environment_a_plain_line_and_ctrl_c(tmp_path: Path) -> None:
         line = process.stdout.readline()
         found = re.match(r"Judging tiny-9 at http://127.0.0.1:(\d+)", line)
         assert found and str(tmp_path / "j") in line
-        # Input that anybody may send fills no log.
+        # Input that anyone may send must not fill the log.
         for sent in (b"no request\r\n\r\n", b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: x\r\n\r\n"):
             with socket.create_connection(("127.0.0.1", int(found[1])), TIMEOUT_S) as anybody:
                 anybody.sendall(sent)
@@ -361,12 +363,12 @@ def test_without_the_judge_extra_the_message_says_what_to_install(package: str) 
     )
 
 
-def test_the_version_as_an_option() -> None:
+def test_an_option_prints_the_version() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.stdout.count("\n"), done.stdout.split()[0]) == (0, 1, "swarmd-judge")
 
 
-def test_a_folder_that_was_removed_is_one_sentence(tmp_path: Path) -> None:
+def test_a_removed_working_folder_gives_a_one_sentence_message(tmp_path: Path) -> None:
     code = "import os, sys; os.rmdir(os.getcwd()); from judge.cli import main; main()"
     (gone := tmp_path / "gone").mkdir()
     starting = [sys.executable, "-c", code, "serve", "--database", "judge.sqlite3"]
@@ -389,5 +391,5 @@ def test_a_folder_that_was_removed_is_one_sentence(tmp_path: Path) -> None:
         ("192.0.2.7", "at 192.0.2.7: every machine that reaches it"),
     ],
 )
-def test_the_first_line_says_who_reaches_the_judge(host: str, words: str) -> None:
+def test_the_first_line_says_who_can_reach_the_judge(host: str, words: str) -> None:
     assert words in reach(host)

@@ -1,4 +1,4 @@
-"""`swarmd verify` and `swarmd leaderboard`: true claims, false ones, and ones that cannot be checked yet."""
+"""`swarmd verify` and `swarmd leaderboard`: claims that are true, false, or cannot be checked yet."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ WRONG = Completion("no", True)
 
 @pytest.fixture(scope="module")
 def honest(verifier: Verifier) -> dict[str, Any]:
-    """An evaluation as an honest judge tells it when the window has closed."""
+    """Return an evaluation as an honest judge reports it after its window has closed."""
     answers, at = [RIGHT, WRONG], 1_800_000_100.5
     (scores,) = verifier.judge([(TASK.ref, answers)])
     return told(
@@ -45,7 +45,7 @@ def honest(verifier: Verifier) -> dict[str, Any]:
 
 
 def told(graded: GradedEvaluation, **changed: Any) -> dict[str, Any]:
-    """`changed`: of the signed statement."""
+    """Return the judge's document of an evaluation. changed: fields of the signed statement."""
     receipt = receipts.signed(JUDGE, receipts.fields(graded, TINY_9.digest) | changed)
     answers = [{"text": answer.text, "ended": answer.ended} for answer in graded.answers]
     window = graded.window
@@ -53,7 +53,7 @@ def told(graded: GradedEvaluation, **changed: Any) -> dict[str, Any]:
 
 
 def lied(honest: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
-    """The same with other words, signed again by the judge."""
+    """Return the evaluation with other values, signed again by the judge."""
     return {**honest, **receipts.signed(JUDGE, json.loads(honest["receipt"]) | changed)}
 
 
@@ -76,7 +76,7 @@ def test_verdicts_of_an_honest_judge_pass_verification(verifier: Verifier, hones
     assert findings(verifier, honest, own) == {**ALL, "own receipt": True}
 
 
-def test_each_lie_is_found(verifier: Verifier, honest: dict[str, Any]) -> None:
+def test_each_lie_is_detected(verifier: Verifier, honest: dict[str, Any]) -> None:
     window: dict[str, Any] = honest["window"]
     other = "cd" * 32
     lies: list[tuple[str, dict[str, Any]]] = [
@@ -103,7 +103,7 @@ def test_each_lie_is_found(verifier: Verifier, honest: dict[str, Any]) -> None:
     assert findings(verifier, honest, own)["own receipt"] is False
 
 
-def test_checks_that_are_not_possible_yet(verifier: Verifier, honest: dict[str, Any]) -> None:
+def test_checks_that_are_not_possible_yet_are_reported(verifier: Verifier, honest: dict[str, Any]) -> None:
     window = replace(WINDOW, revealed=None).document()
     assert findings(verifier, {**honest, "window": window}) == {
         "signature": True,
@@ -111,12 +111,12 @@ def test_checks_that_are_not_possible_yet(verifier: Verifier, honest: dict[str, 
         "commitment": None,
         "score": True,
     }
-    with pytest.raises(msgspec.ValidationError, match="closes"):  # no calendar has it
+    with pytest.raises(msgspec.ValidationError, match="closes"):  # beyond the last representable year
         findings(verifier, {**honest, "window": {**window, "closes": 10**18}})
 
 
 def serving(pages: Mapping[str, Any]) -> AbstractContextManager[str]:
-    """A server of these JSON documents; its URL."""
+    """Serve these JSON documents; yield the server's URL."""
 
     class Pages(Handler):
         def get(self) -> None:
@@ -140,8 +140,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.net
-@pytest.mark.slow  # starts three processes that score
-def test_verify_in_words_and_exit_codes(run: Run, tmp_path: Path, honest: dict[str, Any]) -> None:
+@pytest.mark.slow  # starts three scoring processes
+def test_verify_prints_its_verdict_and_returns_an_exit_code(
+    run: Run, tmp_path: Path, honest: dict[str, Any]
+) -> None:
     (tmp_path / "receipts.jsonl").write_text(
         f"no JSON {ID}\n" + json.dumps({name: honest[name] for name in ("receipt", "signature")})
     )
@@ -163,23 +165,23 @@ def test_verify_in_words_and_exit_codes(run: Run, tmp_path: Path, honest: dict[s
         code, said, _ = run("verify", ID, "--judge", url, "--json")
         document = json.loads(said)
         assert code == 4 and document["holds"] is None and document["question"] == TASK.question
-        code, said, error = run("verify", "../0", "--judge", url)  # neither an evaluation nor an upload
+        code, said, error = run("verify", "../0", "--judge", url)  # not a valid id
         assert code == 2 and not said and "no evaluation and no upload of this id" in error
-        assert run("verify", "--judge", url)[0] == 2  # of what?
+        assert run("verify", "--judge", url)[0] == 2  # no id is given
     code, said, error = run("verify", ID, "--judge", url)
     assert code == 4 and not said and "cannot be reached" in error
     assert run("verify", ID)[0] == run("verify")[0] == 2  # no judge is set
 
 
 @pytest.mark.net
-def test_an_error_that_quotes_a_judge_moves_no_cursor(run: Run, honest: dict[str, Any]) -> None:
+def test_an_error_that_quotes_a_judge_has_no_control_characters(run: Run, honest: dict[str, Any]) -> None:
     with serving({f"/v1/evaluations/{ID}": lied(honest, curriculum="\x1b[2J\u202e")}) as url:
         code, _, error = run("verify", ID, "--judge", url)
     assert code == 2 and r"\x1b[2J\u202e" in error and "\x1b" not in error
 
 
 @pytest.mark.net
-def test_a_verdict_on_an_upload_names_that_upload_and_is_signed() -> None:
+def test_a_verdict_on_an_upload_must_name_the_upload_and_be_signed() -> None:
     said = {"verification": ID, "peer": PEER, "weights": "ab" * 32, "right": 3, "n": 4, "pass_at": {}}
     signed = receipts.signed(JUDGE, said)
     done = {**said, "state": "done", "score": 0.75, **signed}
@@ -235,7 +237,7 @@ BOARD = {
 
 
 @pytest.mark.net
-def test_the_leaderboard_as_a_table_and_as_json(run: Run) -> None:
+def test_the_leaderboard_is_printed_as_a_table_or_as_json(run: Run) -> None:
     with (
         serving({"/v1/leaderboard?after=0": BOARD}) as url,
         serving({"/v1/leaderboard?after=0": {"peers": 3}}) as odd,
@@ -258,8 +260,8 @@ def test_the_leaderboard_as_a_table_and_as_json(run: Run) -> None:
 
 
 @pytest.mark.net
-def test_a_judge_behind_a_redirect_is_named_as_such(run: Run) -> None:
-    """Caddy redirects http to https like this."""
+def test_a_redirect_of_a_judge_is_reported(run: Run) -> None:
+    """Caddy redirects from http to https in this way."""
 
     class Redirects(Handler):
         def get(self) -> None:

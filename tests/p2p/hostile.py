@@ -17,9 +17,9 @@ from tests.p2p.real import TOPIC
 
 @asynccontextmanager
 async def hostile_peer(address: str, n: int = 66, *, meet: bool = True) -> AsyncIterator[tuple[Stack, Any]]:
-    """The library, connected to a victim, and the victim's id.
+    """Connect the library to a victim; yield its stack and the victim's id.
 
-    n: whose key. meet: wait until both speak pubsub.
+    n: number of the key. meet: wait until both speak pubsub.
     """
     listen = [parse_listen("/ip4/127.0.0.1/tcp/0")]
     identity = Identity(bytes([n]) * 32)

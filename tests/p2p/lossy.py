@@ -1,4 +1,4 @@
-"""A swarm in memory that loses some of the frames and brings some twice."""
+"""A swarm in memory that loses some frames and delivers some twice."""
 
 import random
 
@@ -7,7 +7,7 @@ from p2p.types import Handlers, PeerId
 
 
 class LossySwarm(MemorySwarm):
-    """loss, duplicate: probability per frame and receiver. One seed gives one history."""
+    """Loses and duplicates frames. loss, duplicate: probability for each frame and receiver."""
 
     def __init__(self, seed: int, loss: float, duplicate: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Real engines and members over loopback, and waiting for their events."""
+"""Real engines and members on loopback, and functions that wait for their events."""
 
 import itertools
 import os
@@ -13,14 +13,14 @@ from p2p.types import Handlers, Verdict
 from tests.doubles import TIMEOUT_S, ListeningMember, until
 
 TOPIC = Topic("main", "0123456789abcdef")
-SECONDS = TIMEOUT_S  # a failure, not a measure
+SECONDS = TIMEOUT_S  # longest wait; a longer one is a failure
 QUIET = Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: b"")
 
 
 def real_engine(name: str, n: int, handlers: Handlers = QUIET, topic: Topic = TOPIC, **options: Any) -> Any:
     """Return an engine of this name, with the n-th key.
 
-    options: other than a free port of loopback, no bootstrap and no address book.
+    options: override the defaults, which are a free loopback port, no bootstrap and no address book.
     """
     settings: dict[str, Any] = {
         "listen": ["/ip4/127.0.0.1/tcp/0"],
@@ -45,7 +45,7 @@ def real_member(name: str, n: int, topic: Topic = TOPIC, **options: Any) -> List
 
 
 async def heard(sender: ListeningMember, receiver: ListeningMember) -> None:
-    """The sender is heard, sooner or later."""
+    """Publish until the receiver has heard the sender."""
     receiver.received()
 
     def arrived() -> bool:

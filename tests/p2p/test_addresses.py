@@ -39,13 +39,13 @@ def test_addresses_of_each_kind_are_parsed(host: str) -> None:
     + [f"/{part}/p2p/{A}" for part in ("dns4//tcp/1", "dns4/a b/tcp/1", "unix/x/tcp/1")]
     + [f"/dns4/{'a.' * 127}a/tcp/1/p2p/{A}", f"/ip4/1.2.3.4/tcp/1/ipfs/{A}"],
 )  # fmt: skip
-def test_a_malformed_bootstrap_address_is_named_with_an_example(text: str) -> None:
+def test_a_malformed_bootstrap_address_gives_a_message_with_an_example(text: str) -> None:
     with pytest.raises(BadAddress) as raised:
         parse_bootstrap(text)
     assert repr(text) in str(raised.value) and EXAMPLE in str(raised.value)
 
 
-def test_listen_addresses() -> None:
+def test_listen_addresses_are_parsed() -> None:
     assert parse_listen("/ip4/0.0.0.0/tcp/0") == Endpoint("ip4", "0.0.0.0", 0)
     for text in ("/dns4/localhost/tcp/1", f"/ip4/0.0.0.0/tcp/0/p2p/{A}", "0.0.0.0:4001", ""):
         with pytest.raises(BadAddress, match=r"/ip4/0\.0\.0\.0/tcp/4001"):
@@ -59,7 +59,7 @@ def test_listen_addresses() -> None:
         st.sampled_from(["ip4", "ip6", "dns", "1.2.3.4", "::1", "tcp", "80", "p2p", A, ""]), max_size=9
     ).map("/".join)
 )
-def test_no_address_from_a_peer_crashes(text: str) -> None:
+def test_no_address_from_a_peer_causes_an_exception(text: str) -> None:
     endpoint = parse_endpoint(text)
     assert endpoint is None or parse_endpoint(str(endpoint)) == endpoint
     assert parse_endpoint("/ip4/0.0.0.0/tcp/4001") is None and parse_endpoint("/ip4/10.0.0.1/tcp/0") is None
@@ -76,21 +76,21 @@ def test_no_address_from_a_peer_crashes(text: str) -> None:
         ("", 0),
     ],
 )
-def test_an_address_takes_few_bytes(address: str, size: int) -> None:
+def test_a_packed_address_has_few_bytes(address: str, size: int) -> None:
     raw = packed(address)
     assert len(raw) == size and (not raw or unpacked(raw) == address)
 
 
 @given(st.binary(max_size=60))
-def test_bytes_are_an_address_or_are_refused(raw: bytes) -> None:
+def test_packed_bytes_are_an_address_or_are_rejected(raw: bytes) -> None:
     try:
-        assert packed(unpacked(raw)) in (raw, b"")  # port 0 is written by nobody
+        assert packed(unpacked(raw)) in (raw, b"")  # port 0 is never packed
     except KeyError:
         assert len(raw) not in PACKED_BYTES
 
 
-def test_the_ports_of_a_node_follow_from_its_key_and_are_nobodys() -> None:
-    """None is given to an outgoing connection, which would be in the way at the next start."""
+def test_a_nodes_ports_follow_from_its_key_and_are_unassigned() -> None:
+    """The system uses none of them for outgoing connections, which could block the port at the next start."""
     first, second = own_ports(PeerId(A)), own_ports(PeerId(A[::-1]))
     assert first == own_ports(PeerId(A)) and len({*first, *second}) == 8
     assert all(1024 <= port < 32768 for port in [*first, *second])

@@ -25,7 +25,7 @@ def fields(frame: bytes) -> list[object]:
 
 
 def resigned(values: list[object]) -> bytes:
-    """A frame that its author really signed, however odd its form."""
+    """Return a frame with these values and a valid signature of its author."""
     return signed_frame(msgpack.packb([*values[:8], bytes(64)])[:-66])
 
 
@@ -46,7 +46,7 @@ def reason(frame: bytes, swarm: bytes = SWARM) -> Reason | None:
     st.from_regex(r"[a-z][a-z0-9-]{0,31}", fullmatch=True),
     st.binary(max_size=70_000),
 )
-def test_every_frame_comes_back(sequence: int, ms: int, kind: str, body: bytes) -> None:
+def test_a_sealed_frame_is_opened_unchanged(sequence: int, ms: int, kind: str, body: bytes) -> None:
     frame = seal(ME, SWARM, sequence, ms / 1000, kind, body)
     assert msgpack.packb(fields(frame)) == frame
     opened = open_frame(frame, SWARM)
@@ -55,7 +55,7 @@ def test_every_frame_comes_back(sequence: int, ms: int, kind: str, body: bytes) 
     assert abs(opened.sent_at - ms / 1000) <= 0.0011
 
 
-def test_each_flipped_bit_is_refused() -> None:
+def test_a_frame_with_any_flipped_bit_is_rejected() -> None:
     frame = example()
     for bit in range(8 * len(frame)):
         broken = bytearray(frame)
@@ -63,7 +63,7 @@ def test_each_flipped_bit_is_refused() -> None:
         assert reason(bytes(broken)) is not None, bit
 
 
-def test_each_truncation_and_addition_is_refused() -> None:
+def test_a_truncated_or_extended_frame_is_rejected() -> None:
     frame = example()
     assert all(reason(frame[:n]) is not None for n in range(len(frame)))
     assert all(reason(frame[n:]) is not None for n in range(1, len(frame)))
@@ -72,7 +72,7 @@ def test_each_truncation_and_addition_is_refused() -> None:
 
 @fuzz
 @given(st.binary(max_size=400))
-def test_any_bytes_are_refused(junk: bytes) -> None:
+def test_arbitrary_bytes_are_rejected(junk: bytes) -> None:
     for start in (b"", b"\x99\xa6swarmd", example()[:9]):
         assert reason(start + junk) is not None
 
@@ -87,13 +87,13 @@ def test_any_bytes_are_refused(junk: bytes) -> None:
         (7, "body"), (7, [1, 2]), (7, {"a": 1}), (7, None), (0, "swarme"),
     ],
 )  # fmt: skip
-def test_a_wrong_field_is_refused_though_it_is_signed(position: int, value: object) -> None:
+def test_an_invalid_field_is_rejected_although_it_is_signed(position: int, value: object) -> None:
     values = fields(example())
     values[position] = value
     assert reason(resigned(values)) is Reason.MALFORMED
 
 
-def test_maps_nesting_and_bombs_are_refused_at_once() -> None:
+def test_maps_deep_nesting_and_bombs_are_rejected_at_once() -> None:
     start = example()[:9]
     for bomb in (
         b"\x91" * 200_000,
@@ -107,7 +107,7 @@ def test_maps_nesting_and_bombs_are_refused_at_once() -> None:
         assert reason(bomb) is Reason.MALFORMED
 
 
-def test_another_version_is_told_apart() -> None:
+def test_another_version_is_recognised() -> None:
     for version in (0, 2, 127):
         assert (
             reason(resigned([*fields(example())[:1], version, *fields(example())[2:]]))
@@ -117,7 +117,7 @@ def test_another_version_is_told_apart() -> None:
     assert Reason.WRONG_VERSION.verdict.value == "ignore"
 
 
-def test_the_size_limit_holds_on_both_sides() -> None:
+def test_the_size_limit_holds_for_sealing_and_opening() -> None:
     frame = example(bytes(MAX_BODY_BYTES))
     assert reason(frame) is None and len(frame) <= MAX_FRAME_BYTES
     with pytest.raises(ValueError, match="too large"):
@@ -128,7 +128,7 @@ def test_the_size_limit_holds_on_both_sides() -> None:
     ("swarm", "sequence", "now", "kind"),
     [(b"short", 1, NOW, "a"), (SWARM, -1, NOW, "a"), (SWARM, 1, -5.0, "a"), (SWARM, 1, NOW, "A")],
 )
-def test_we_never_seal_frames_that_no_node_would_admit(
+def test_frames_that_no_node_would_admit_are_never_sealed(
     swarm: bytes, sequence: int, now: float, kind: str
 ) -> None:
     with pytest.raises(ValueError, match="admit"):
@@ -136,6 +136,6 @@ def test_we_never_seal_frames_that_no_node_would_admit(
 
 
 @pytest.mark.parametrize(("name", "digest"), [("", "a"), ("a/b", "c"), ("a", ""), ("A", "b")])
-def test_a_topic_is_made_of_words(name: str, digest: str) -> None:
+def test_a_topics_name_may_have_only_certain_characters(name: str, digest: str) -> None:
     with pytest.raises(ValueError):
         Topic(name, digest)

@@ -8,7 +8,7 @@ import pytest
 from p2p.errors import KeyFileUnusable, NoKeyFile
 from p2p.identity import Identity, nickname, peer_id_of, public_key_of, verify, verify_key
 
-# The Ed25519 example of github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
+# The Ed25519 example in github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md.
 SPEC_PRIVATE_KEY = bytes.fromhex(
     "080112407e0830617c4a7de83925dfb2694556b12936c477a0e1feb2e148ec9da60fee7d"
     "1ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e"
@@ -16,7 +16,7 @@ SPEC_PRIVATE_KEY = bytes.fromhex(
 SEED = bytes(range(32))
 
 
-def test_the_peer_id_is_libp2ps() -> None:
+def test_the_peer_id_follows_the_libp2p_specification() -> None:
     from libp2p.crypto.ed25519 import Ed25519PublicKey
     from libp2p.peer.id import ID
 
@@ -26,23 +26,23 @@ def test_the_peer_id_is_libp2ps() -> None:
         assert public_key_of(me.peer_id) == me.public_key
 
 
-def test_a_key_file_of_the_libp2p_specification_is_read(tmp_path: Path) -> None:
+def test_a_key_file_of_the_libp2p_specification_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_bytes(SPEC_PRIVATE_KEY)
     path.chmod(0o600)
     assert Identity.load(path).public_key == SPEC_PRIVATE_KEY[-32:]
 
 
-def test_a_key_is_made_once_and_kept(tmp_path: Path) -> None:
+def test_a_key_is_created_once_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "key"
     first = Identity.load_or_create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert Identity.load_or_create(path).peer_id == Identity.load(path).peer_id == first.peer_id
-    assert [file.name for file in path.parent.iterdir()] == ["key"]  # no draft is left behind
+    assert [file.name for file in path.parent.iterdir()] == ["key"]  # no temporary file is left
     assert first.seed.hex() not in repr(first)
 
 
-def test_many_starting_at_once_get_one_key(tmp_path: Path) -> None:
+def test_many_processes_that_start_at_once_get_the_same_key(tmp_path: Path) -> None:
     path, found = tmp_path / "key", list[str]()
     threads = [
         threading.Thread(target=lambda: found.append(Identity.load_or_create(path).peer_id))
@@ -56,7 +56,7 @@ def test_many_starting_at_once_get_one_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o601, 0o666, 0o777])
-def test_looser_modes_are_refused(tmp_path: Path, mode: int) -> None:
+def test_looser_file_modes_are_rejected(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "key"
     Identity.load_or_create(path)
     path.chmod(mode)
@@ -72,7 +72,7 @@ def test_looser_modes_are_refused(tmp_path: Path, mode: int) -> None:
         SPEC_PRIVATE_KEY[:i] + bytes([SPEC_PRIVATE_KEY[i] ^ 1]) + SPEC_PRIVATE_KEY[i + 1 :] for i in range(68)
     ],
 )
-def test_a_damaged_key_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_key_is_rejected_and_not_overwritten(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "key"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -82,7 +82,9 @@ def test_a_damaged_key_is_refused_and_left_alone(tmp_path: Path, content: bytes)
     assert path.read_bytes() == content
 
 
-def test_no_key_a_folder_and_a_full_disk_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_a_folder_and_a_full_disk_give_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NoKeyFile, match="swarmd join"):
         Identity.load(tmp_path / "none")
     with pytest.raises(KeyFileUnusable, match="folder"):
@@ -97,7 +99,7 @@ def test_no_key_a_folder_and_a_full_disk_are_named(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "key").exists()
 
 
-def test_a_file_system_without_links_still_never_overwrites(
+def test_a_key_is_never_overwritten_on_a_file_system_without_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unsupported(*_: object) -> None:
@@ -108,10 +110,10 @@ def test_a_file_system_without_links_still_never_overwrites(
     me = Identity.load_or_create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and Identity.load(path).peer_id == me.peer_id
     Identity(SEED).write(path)
-    assert Identity.load(path).peer_id == me.peer_id, "a key is never written over"
+    assert Identity.load(path).peer_id == me.peer_id, "the key was overwritten"
 
 
-def test_a_signature_holds_for_its_key_domain_and_message_only() -> None:
+def test_a_signature_is_valid_only_for_its_key_domain_and_message() -> None:
     me, other = Identity(SEED), Identity(bytes(32))
     signature = me.sign(b"judge v1", b"hello")
     assert verify(me.peer_id, b"judge v1", b"hello", signature)
@@ -173,13 +175,13 @@ def test_domains_and_seeds_are_checked() -> None:
         Identity(b"short")
 
 
-def test_nicknames_stay_and_spread() -> None:
+def test_nicknames_never_change_and_rarely_collide() -> None:
     peers = [peer_id_of(bytes([n]) * 32) for n in range(200)]
     assert nickname(Identity(SEED).peer_id) == "mighty-beaver"
     assert len({nickname(peer) for peer in peers}) > 180
 
 
-# The points of small order, in every spelling that OpenSSL reads (libsodium's ed25519_ref10.c lists them).
+# The points of small order, in every encoding that OpenSSL accepts (listed in libsodium's ed25519_ref10.c).
 SMALL_ORDER = [
     *((n % 2**255).to_bytes(32, "little") for n in (0, 1, -20, -19, -18)),
     bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"),
@@ -189,7 +191,7 @@ SMALL_ORDER = [
 
 @pytest.mark.parametrize("point", SMALL_ORDER, ids=lambda point: point.hex()[:4])
 def test_keys_of_small_order_are_refused(point: bytes) -> None:
-    """With a signature of such points alone OpenSSL believes one message of eight, or more."""
+    """With such a key, OpenSSL accepts a signature without a secret for one message of eight or more."""
     for key in (point, point[:-1] + bytes([point[-1] | 0x80])):
         for n in range(32):
             assert not any(verify_key(key, b"test", bytes([n]), r + bytes(32)) for r in SMALL_ORDER)

@@ -17,7 +17,7 @@ def member(
     return memory_member(swarm, n, lambda: NOW, topic=topic, limits=limits)
 
 
-def test_frames_of_helped_swarms_are_admitted_and_passed_on() -> None:
+def test_frames_of_helped_swarms_are_admitted_and_forwarded() -> None:
     other = Topic(TOPIC.name, "ffffffffffffffff")
     kept: list[Handlers] = []
 
@@ -39,7 +39,7 @@ def test_frames_of_helped_swarms_are_admitted_and_passed_on() -> None:
         kept[0].also[other],
         seal(author, other.swarm_id, 2, NOW, "rollouts", b"body")[:-1] + b"x",
     )
-    # We did not send it
+    # The helper did not send this frame.
     assert helper.topics == [TOPIC, other] and kept[0].deliver(frame, None) is Verdict.REJECT
     assert [pass_on(frame, None), pass_on(frame, None), pass_on(broken, hostile)] == [
         Verdict.ACCEPT, Verdict.IGNORE, Verdict.REJECT,
@@ -48,7 +48,7 @@ def test_frames_of_helped_swarms_are_admitted_and_passed_on() -> None:
     assert helper.rejected == {Reason.OTHER_SWARM: 1, Reason.DUPLICATE: 1, Reason.BAD_SIGNATURE: 1}
 
 
-def test_a_member_that_left_sends_nothing_until_it_is_back() -> None:
+def test_a_member_that_left_sends_nothing_until_it_returns() -> None:
     swarm = MemorySwarm()
     a, b = member(swarm, 1), member(swarm, 2)
     for number, change in enumerate((a.come_back, a.leave, a.leave, a.come_back)):
@@ -57,7 +57,7 @@ def test_a_member_that_left_sends_nothing_until_it_is_back() -> None:
     assert [envelope.body for envelope in b.received()] == [b"\0", b"\3"]
 
 
-def test_a_report_counts_and_costs_the_author_its_quota_and_then_its_repute() -> None:
+def test_reports_lower_an_authors_quota_and_then_its_score() -> None:
     swarm = MemorySwarm()
     a, b = member(swarm, 1), member(swarm, 2, limits=AdmissionLimits(frames_burst=5))
     a.publish("rollouts", b"1")
@@ -71,11 +71,11 @@ def test_a_report_counts_and_costs_the_author_its_quota_and_then_its_repute() ->
     assert b.rejected == {Reason.UNDECODABLE: 3, Reason.OVER_QUOTA: 1, Reason.SHUNNED: 1}
     for _ in range(2):
         b.report(a.identity.peer_id, Reason.UNDECODABLE)
-    a.publish("rollouts", b"4")  # now the engine has been told to hear nothing of it
+    a.publish("rollouts", b"4")  # now the engine was told to shut the author out
     assert sum(b.rejected.values()) == 7
 
 
-def test_kinds_that_we_do_not_know_are_counted_and_passed_on() -> None:
+def test_frames_of_unknown_kinds_are_counted_and_forwarded() -> None:
     clock, swarm, known = Clock(), MemorySwarm(), "offer"
     us, via = memory_member(swarm, 1, clock, knows=known.__eq__), member(swarm, 9).identity.peer_id
     author = Identity(bytes([50]) * 32)
@@ -96,13 +96,13 @@ def history(seed: int) -> list[list[bytes]]:
     return heard
 
 
-def test_one_seed_is_one_history() -> None:
+def test_the_same_seed_gives_the_same_history() -> None:
     assert history(7) == history(7) != history(8)
     arrived = sum(len(bodies) for bodies in history(7))
-    assert 0.65 < arrived / (60 * 3) < 0.95  # a fifth is lost, and no duplicate comes through
+    assert 0.65 < arrived / (60 * 3) < 0.95  # a fifth is lost, and duplicates are not admitted
 
 
-def test_a_partition_heals_and_who_leaves_is_gone() -> None:
+def test_a_partition_heals_and_a_member_that_left_is_gone() -> None:
     swarm = MemorySwarm()
     a, b, c = (member(swarm, n) for n in (1, 2, 3))
     swarm.partition([a.identity.peer_id])
@@ -115,7 +115,7 @@ def test_a_partition_heals_and_who_leaves_is_gone() -> None:
         == [b"heard"]
         == [envelope.body for envelope in c.received()]
     )
-    swarm.join(c.identity.peer_id, lambda frame: Verdict.ACCEPT)  # c was restarted: its old self is gone
+    swarm.join(c.identity.peer_id, lambda frame: Verdict.ACCEPT)  # a restart of c, which replaces it
     c.publish("rollouts", b"from the dead")
     assert not b.received()
 

@@ -15,15 +15,15 @@ NOW = 1_900_000_000.0
 
 def test_a_bucket_refills() -> None:
     buckets = TokenBuckets[str](rate=0.5, burst=3)
-    # Another peer has a separate bucket
+    # Another peer has a separate bucket.
     asked = [("a", 10.0)] * 3 + [("a", 11.0), ("b", 11.0), ("a", 12.0), ("a", 12.0)]
     waits = [buckets.of(who, now).wait(now) for who, now in asked]
     assert waits == pytest.approx([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 2.0])
 
 
 @given(st.floats(0.1, 1e7), st.floats(0.0, 2e9), st.lists(st.integers(1, 5_000), max_size=20))
-def test_who_waits_as_told_gets_on(rate: float, now: float, wanted: list[int]) -> None:
-    """Even if rounding leaves almost nothing to wait for, and the clock stands still otherwise."""
+def test_waiting_as_long_as_told_always_suffices(rate: float, now: float, wanted: list[int]) -> None:
+    """This holds even if rounding leaves a tiny wait, and the clock does not move otherwise."""
     bucket = TokenBucket(rate, 5_000.0, now)
     for tokens in wanted:
         for _ in range(5):
@@ -35,20 +35,20 @@ def test_who_waits_as_told_gets_on(rate: float, now: float, wanted: list[int]) -
             pytest.fail(f"{bucket.left} of {tokens} tokens after five waits")
 
 
-def test_a_bucket_stays_within_one_burst_of_credit_and_debt() -> None:
+def test_a_buckets_credit_and_debt_are_at_most_one_burst() -> None:
     bucket = TokenBucket(rate=2.0, burst=10.0, now=NOW)
     assert bucket.refill(NOW + 1000) == 10
     bucket.spend(1e9)
     assert bucket.left == -10 and bucket.refill(NOW) == -10 and bucket.refill(NOW + 6) == 2
 
 
-def test_buckets_are_bounded() -> None:
+def test_the_number_of_buckets_is_bounded() -> None:
     buckets = TokenBuckets[str](rate=1e-9, burst=1, most=10)
     for i in range(1_000):
         buckets.of(str(i), 0.0).spend(1)
     assert (
         buckets.of("999", 0.0).left == 0 and len(buckets._buckets) == 10
-    )  # only the newest buckets are kept
+    )  # only the latest buckets are kept
 
 
 RATE = 128 * 1024.0
@@ -104,7 +104,7 @@ def test_a_shared_rate_is_shared_by_group_machine_and_connection(
     assert 4 * RATE <= got.total() <= 4 * RATE + 3 * MAX_PIECE
 
 
-def test_a_flow_that_pauses_between_pieces_waits_for_one_piece_of_other_flows() -> None:
+def test_a_flow_with_pauses_waits_for_at_most_one_piece_of_other_flows() -> None:
     crowd: dict[Path, float] = dict.fromkeys(CROWDS["circuits of one machine"], MAX_PIECE)
     got = used({HONEST: 1024.0, **crowd}, seconds=30, away=0.05)
     assert got[HONEST] >= 1024 * 30 / (0.05 + MAX_PIECE / RATE + 1024 / RATE)
@@ -112,8 +112,8 @@ def test_a_flow_that_pauses_between_pieces_waits_for_one_piece_of_other_flows() 
 
 
 @pytest.mark.parametrize("size", [64.0, MAX_PIECE])
-def test_newcomers_take_turns_with_those_that_wait(size: float) -> None:
-    """Each claim is of a new machine in the honest node's group, and two such wait at any time."""
+def test_newcomers_take_turns_with_waiting_flows(size: float) -> None:
+    """Each hostile claim is by a new machine in the honest node's group, and two of them always wait."""
     shared, got, machines = SharedRate(RATE, RATE, 0.0), Counter[str](), itertools.count()
 
     def honest() -> None:
@@ -132,7 +132,7 @@ def test_newcomers_take_turns_with_those_that_wait(size: float) -> None:
     assert len(shared._parts[HONEST[0]]._parts) <= 8 * MAX_PIECE / size
 
 
-def test_a_large_claim_need_not_find_the_bucket_full() -> None:
+def test_a_large_claim_does_not_need_a_full_bucket() -> None:
     shared, got = SharedRate(1000.0, 500.0, 0.0), list[str]()
     assert shared.piece == 250
     for size, name in ((500, "first"), (250, "second")):
@@ -141,7 +141,7 @@ def test_a_large_claim_need_not_find_the_bucket_full() -> None:
     assert shared.serve(0.01) == pytest.approx(0.24) and got == ["first", "second"]
 
 
-def test_a_claim_that_was_given_up_costs_nothing_and_a_short_path_goes_first() -> None:
+def test_a_cancelled_claim_costs_nothing_and_a_short_path_goes_first() -> None:
     shared, got = SharedRate(1000.0, 500.0, 0.0), list[str]()
     claims = [Claim(400, partial(got.append, name)) for name in "abcd"]
     for claim, by in zip(claims, (("x", 1), ("x", 1), ("y", 1), ()), strict=True):
@@ -152,7 +152,7 @@ def test_a_claim_that_was_given_up_costs_nothing_and_a_short_path_goes_first() -
     assert got == ["d", "c", "a", "b"] and shared.waiting == 0
 
 
-def test_a_rate_limit_passes_a_busy_swarm_and_bans_flooders() -> None:
+def test_the_message_limit_allows_a_busy_swarm_and_bans_flooders() -> None:
     limit = RateLimit({"frames": TokenBuckets(200, 600), "broken": TokenBuckets(1, 30)})
     assert all(limit.pay("mesh", NOW + n / 150, "frames") for n in range(5000))
     flood = [limit.pay("flood", NOW + n / 10_000, "frames") for n in range(1000)]
@@ -180,7 +180,7 @@ def test_bans_double_and_are_forgotten_after_a_quiet_day() -> None:
     assert [limit.ban_again("often", now + n) for n in range(1100)][-1] == 960
 
 
-def test_finished_work_is_no_longer_counted_and_takes_no_place() -> None:
+def test_finished_work_is_no_longer_counted() -> None:
     running = Counter[str]()
     with counted(running, "a"):
         with counted(running, "a"):

@@ -8,9 +8,9 @@ from p2p.errors import StateUnwritable
 from p2p.sequence import SequenceFile
 
 
-def test_numbers_rise_and_go_on_after_a_crash(tmp_path: Path) -> None:
+def test_numbers_rise_and_continue_after_a_crash(tmp_path: Path) -> None:
     path, seen = tmp_path / "sequence", list[int]()
-    for _ in range(20):  # each time a new process that is killed without a word
+    for _ in range(20):  # each time as in a new process that is then killed
         seen += itertools.islice(SequenceFile(path, lambda: 0.0, block=7), 10)
     assert seen == sorted(set(seen))
 
@@ -26,7 +26,7 @@ def test_no_number_is_used_before_it_is_reserved_on_disk(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "content", [b"", b"12", b"x\n", b"-5\n", b"9" * 30 + b"\n", "٣\n".encode(), b"1\n2\n"]
 )
-def test_a_damaged_file_is_set_aside_and_the_clock_takes_over(
+def test_a_damaged_file_is_set_aside_and_numbers_continue_from_the_clock(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "sequence"
@@ -36,14 +36,14 @@ def test_a_damaged_file_is_set_aside_and_the_clock_takes_over(
     assert "damaged" in caplog.text
 
 
-def test_a_lost_file_repeats_no_number(tmp_path: Path) -> None:
+def test_after_the_loss_of_the_file_no_number_is_reused(tmp_path: Path) -> None:
     path, now = tmp_path / "sequence", 1000.0
     last = list(itertools.islice(SequenceFile(path, lambda: now), 5000))[-1]
     path.unlink()
     assert next(SequenceFile(path, lambda: now + 10)) > last
 
 
-def test_a_full_disk_stops_publishing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_publishing_with_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = SequenceFile(tmp_path / "sequence", lambda: 0.0, block=3)
     assert list(itertools.islice(numbers, 3)) == [0, 1, 2]
 

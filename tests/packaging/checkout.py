@@ -1,4 +1,4 @@
-"""The repository's own packaging files, and its command lines, parsed by the real parsers."""
+"""Access to the repository's packaging files, and parsing of their command lines by the real parsers."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ PROGRAMS = {"swarmd": swarmd.cli.app.app, "swarmd-judge": judge.cli.app}
 
 
 def entrypoint() -> ModuleType:
-    """packaging/entrypoint.py, which is no package: `packaging` is the name of somebody else's."""
+    """Import packaging/entrypoint.py by its path, because `packaging` is the name of another package."""
     spec = importlib.util.spec_from_file_location("entrypoint", ROOT / "packaging" / "entrypoint.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -28,9 +28,9 @@ def entrypoint() -> ModuleType:
 
 
 def parse(words: Sequence[str]) -> dict[str, object]:
-    """The options as the program's own parser reads them, without running it.
+    """Parse the options with the program's own parser, without running the program.
 
-    Raises its usage error if it refuses them.
+    Raise the parser's usage error if it rejects them.
     """
     name, *rest = words
     program = Path(name).name
@@ -44,7 +44,9 @@ def parse(words: Sequence[str]) -> dict[str, object]:
 
 
 def node_config(words: Sequence[str]) -> NodeConfig:
-    """The node's configuration from a `swarmd join` command line. Raises ConfigError if a value is
-    refused."""
+    """Return the configuration of a node from a `swarmd join` command line.
+
+    Raise ConfigError if a value is invalid.
+    """
     parsed = parse(words)
     return load(None, {}, {flag: parsed[flag] for flag in FLAGS})

@@ -1,6 +1,6 @@
-"""The image and the compose file.
+"""The container images and the compose files.
 
-Every file there, every command line real, nothing secret, nothing run as root.
+All files exist, all command lines are valid, there are no secrets, and nothing runs as root.
 """
 
 import itertools
@@ -46,7 +46,7 @@ SECRET = re.compile(r"\.pem|\.key|id_rsa|password|secret|token|credential", re.I
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Return pairs (instruction, rest), with lines joined and comments left out."""
+    """Return the pairs (instruction, arguments) of a Dockerfile, with joined lines and without comments."""
     lines = [
         line
         for line in DOCKERFILE.read_text(encoding="utf-8").splitlines()
@@ -65,7 +65,7 @@ def compose(name: str = "compose.yaml") -> dict[str, Any]:
 
 
 def command_of(service: dict[str, Any]) -> list[str]:
-    """Return the command with its variables' defaults, ${NAME:-default}, filled in as compose does."""
+    """Return a service's command, with the defaults of its variables (${NAME:-default}) filled in."""
     return [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(word)) for word in service["command"]]
 
 
@@ -85,7 +85,7 @@ def test_the_dockerfile_copies_only_files_that_exist_and_are_not_ignored() -> No
     assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
 
 
-def test_the_image_holds_no_secret_does_not_run_as_root_and_pins_the_versions_of_the_scripts() -> None:
+def test_the_image_has_no_secrets_no_root_user_and_the_scripts_pinned_versions() -> None:
     assert [rest for _, rest in instructions() if SECRET.search(rest)] == []
     (user,) = [rest for word, rest in instructions() if word == "USER"]
     assert all(int(number) > 0 for number in user.split(":"))
@@ -96,14 +96,14 @@ def test_the_image_holds_no_secret_does_not_run_as_root_and_pins_the_versions_of
     assert f'TORCH="{pin}"' in (ROOT / "scripts" / "setup").read_text(encoding="utf-8")
 
 
-def test_the_images_own_command_lines_are_real() -> None:
+def test_the_images_command_lines_are_valid() -> None:
     lines = dict(instructions())
     node_config(json.loads(lines["CMD"]))
     health = json.loads(lines["HEALTHCHECK"].partition("CMD ")[2])
     assert (health[:2], parse(health)["state_dir"]) == (["swarmd", "status"], Path("/state"))
 
 
-def test_the_swarm_of_the_paper() -> None:
+def test_the_compose_file_of_the_papers_swarm_has_its_settings() -> None:
     assert list(nodes()) == [f"node-{number}" for number in range(1, 9)]
     configs = {node_config(command_of(service)) for service in nodes().values()}
     (config,) = configs
@@ -125,7 +125,7 @@ def test_the_swarm_of_the_paper() -> None:
     assert judge["curriculum"] == "sapo-9"
 
 
-def test_every_node_has_its_own_state_and_gpu_and_all_share_the_meeting() -> None:
+def test_each_node_has_a_separate_state_and_gpu_and_all_share_the_address_file() -> None:
     states, declared = [], set(compose()["volumes"])
     for name, service in nodes().items():
         mounts = dict(volume.split(":", 1) for volume in service["volumes"])
@@ -157,7 +157,7 @@ def test_services_have_no_more_rights_than_needed() -> None:
 
 
 def stage(name: str) -> dict[str, str]:
-    """Return the instructions of one image; the last one if there are several of a kind."""
+    """Return the instructions of one image; of several with the same name, the last one."""
     lines = instructions()
     first = next(
         place for place, (word, rest) in enumerate(lines) if word == "FROM" and rest.endswith(f" AS {name}")
@@ -165,7 +165,7 @@ def stage(name: str) -> dict[str, str]:
     return dict(itertools.takewhile(lambda line: line[0] != "FROM", lines[first + 1 :]))
 
 
-def test_the_judges_image_serves_by_settings_that_there_are() -> None:
+def test_the_judges_image_uses_only_existing_settings() -> None:
     judge = stage("judge")
     assert json.loads(judge["CMD"]) == ["swarmd-judge", "serve"] and "/healthz" in judge["HEALTHCHECK"]
     service = compose("compose.judge.yaml")["services"]["judge"]
@@ -177,7 +177,7 @@ def test_the_judges_image_serves_by_settings_that_there_are() -> None:
     )
 
 
-def test_a_judge_with_caddy_and_postgresql() -> None:
+def test_the_compose_file_of_a_judge_with_caddy_and_postgresql_is_sound() -> None:
     file = compose("compose.judge.yaml")
     caddy, judge, database = (file["services"][name] for name in ("caddy", "judge", "database"))
     (subnet,) = file["networks"]["inside"]["ipam"]["config"]
@@ -187,7 +187,7 @@ def test_a_judge_with_caddy_and_postgresql() -> None:
     )
     assert ip_address(proxy) not in ip_network(
         subnet["ip_range"]
-    )  # or another container could get the proxy's address
+    )  # else another container could get the proxy's address
     assert "ports" not in judge and "ports" not in database  # all requests go through Caddy
     assert (judge["cap_drop"], judge["read_only"], judge["depends_on"]) == (
         ["ALL"],
@@ -196,13 +196,13 @@ def test_a_judge_with_caddy_and_postgresql() -> None:
     )
     mounted = {volume.split(":")[0] for service in (caddy, judge, database) for volume in service["volumes"]}
     assert mounted == {*file["volumes"], "./Caddyfile.example"}
-    password = "${POSTGRES_PASSWORD:?}"  # compose demands the variable; the file has no password
+    password = "${POSTGRES_PASSWORD:?}"  # compose requires the variable; the file has no password
     assert database["environment"]["POSTGRES_PASSWORD"] == password
     assert judge["environment"]["SWARMD_JUDGE_DATABASE"] == f"postgresql://judge:{password}@database/judge"
 
 
 @pytest.mark.net
-def test_caddy_takes_the_name_and_the_judge_from_the_compose_file() -> None:
+def test_caddy_uses_the_name_and_the_judge_of_the_compose_file() -> None:
     program = shutil.which("caddy") or pytest.skip("caddy is not installed")
     said = compose("compose.judge.yaml")["services"]["caddy"]["environment"]
     command = [
@@ -259,11 +259,11 @@ def test_later_nodes_start_with_the_address_that_the_first_node_wrote(tmp_path: 
     peer, endpoint = parse_bootstrap(address)
     assert str(endpoint) == first["environment"]["MEETING_AS"]
     again = entrypoint().announce(tmp_path / "one", str(endpoint), Path(meeting))
-    assert again.endswith(peer)  # the key survives the container, and so does the address
-    assert program.KEY_FILE == IDENTITY_FILE  # the name that the node uses
+    assert again.endswith(peer)  # the key, and so the address, outlives the container
+    assert program.KEY_FILE == IDENTITY_FILE  # the file name that the node uses
 
 
-def test_a_node_waits_for_the_file_and_says_so_when_it_never_comes(tmp_path: Path) -> None:
+def test_a_node_waits_for_the_address_file_and_reports_a_timeout(tmp_path: Path) -> None:
     program, now = entrypoint(), [0.0]
 
     def sleep(seconds: float) -> None:
@@ -281,7 +281,7 @@ def test_a_node_waits_for_the_file_and_says_so_when_it_never_comes(tmp_path: Pat
         )
 
 
-def test_other_commands_are_left_as_they_are() -> None:
+def test_other_commands_are_not_changed() -> None:
     words = ["swarmd-judge", "serve"]
     assert entrypoint().command(words, {"MEETING_FILE": "/nowhere/bootstrap"}) == words
     assert entrypoint().command(["swarmd", "join"], {}) == ["swarmd", "join"]
@@ -303,7 +303,7 @@ def test_other_commands_are_left_as_they_are() -> None:
     ],
 )
 @pytest.mark.net
-def test_an_operators_mistake_is_one_line(
+def test_an_operators_mistake_gives_a_one_line_message(
     tmp_path: Path, words: str, environment: dict[str, str], said: str
 ) -> None:
     ran = subprocess.run(
@@ -320,8 +320,8 @@ def test_an_operators_mistake_is_one_line(
 
 
 @pytest.mark.net
-def test_it_becomes_the_program_and_hands_it_the_address_that_it_waited_for(tmp_path: Path) -> None:
-    """A program of that name, which prints its arguments."""
+def test_the_entrypoint_execs_the_program_with_the_address_that_it_waited_for(tmp_path: Path) -> None:
+    """A stand-in for the program prints its arguments."""
     (tmp_path / "swarmd").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "swarmd").chmod(0o755)
     environment = {

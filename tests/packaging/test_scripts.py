@@ -1,6 +1,6 @@
-"""The scripts a newcomer runs first.
+"""The scripts that a new user runs first.
 
-They find their programs, report a missing one in one line, and do nothing twice.
+They find the programs they need, report a missing program in one line, and repeat no finished work.
 """
 
 import ast
@@ -65,9 +65,9 @@ def program(path: Path, text: str) -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with the files that the scripts read.
+    """Make a checkout with the files that the scripts read.
 
-    Next to it a Python whose environments have a pip that only writes down its arguments.
+    Next to it is a Python whose environments have a pip that only records its arguments.
     """
     for name in READ:
         (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bare_path(tmp_path: Path) -> Path:
-    """A folder with the commonest tools alone: no Python, no compiler, no package manager."""
+    """Make a folder with only the most common tools: no Python, no compiler, no package manager."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in TOOLS:
@@ -102,7 +102,7 @@ def run_setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess
 
 
 def asked(checkout: Path, *, alone: bool = False) -> list[str]:
-    """Return the calls of pip or uv; alone: those without dependencies, else the rest."""
+    """Return the recorded calls of pip or uv. alone: only the calls without dependencies; else the others."""
     log = checkout.parent / "log"
     return (
         [line for line in log.read_text().splitlines() if ("--no-deps" in line) == alone]
@@ -112,18 +112,18 @@ def asked(checkout: Path, *, alone: bool = False) -> list[str]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.name))
-def test_scripts_are_posix_shell_that_can_be_run(script: Path) -> None:
+def test_scripts_are_executable_and_posix_shell(script: Path) -> None:
     assert script.read_text(encoding="utf-8").startswith("#!/bin/sh\n")
     assert os.access(script, os.X_OK)
     for shell in filter(shutil.which, ("sh", "dash")):
         subprocess.run([shell, "-n", str(script)], check=True, timeout=TIMEOUT_S)
 
 
-def test_ci_runs_every_test_in_a_clone() -> None:
+def test_ci_runs_all_tests_in_a_clone() -> None:
     ci = ROOT / ".ci" / "run"
     text = ci.read_text(encoding="utf-8")
     assert os.access(ci, os.X_OK) and "git clone" in text
-    assert text.count("scripts/test --all") == 3  # with a limit, without one, and in words
+    assert text.count("scripts/test --all") == 3  # with a time limit, without one, and in the text
     assert "\nscripts/test " in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -137,7 +137,7 @@ def test_ci_runs_every_test_in_a_clone() -> None:
     ],
 )
 def test_the_test_script_runs_the_named_tests(checkout: Path, words: str, lanes: list[str]) -> None:
-    """A tool that fails does not keep the next from running; types are checked in parallel with the tests."""
+    """If a tool fails, the next tools still run; types are checked in parallel with the tests."""
     tools = checkout / ".venv" / "bin"
     tools.mkdir(parents=True)
     program(checkout / "scripts" / "setup", "true")
@@ -156,7 +156,7 @@ def test_the_test_script_runs_the_named_tests(checkout: Path, words: str, lanes:
     assert done.stderr == ("failed: ruff pytest mypy\n" if len(lanes) > 1 else "")
 
 
-def test_one_command_pins_torch_with_the_rest(checkout: Path) -> None:
+def test_torch_is_pinned_in_the_same_command_as_the_other_packages(checkout: Path) -> None:
     done = run_setup(checkout, SWARMD_PIP_ARGS="--index-url http://192.0.2.1:1")
     assert done.returncode == 0 and done.stderr.count("\n") < 12, done.stderr
     (line,) = asked(checkout)
@@ -167,8 +167,8 @@ def test_one_command_pins_torch_with_the_rest(checkout: Path) -> None:
     )
 
 
-def test_uv_installs_from_the_index_that_pip_is_configured_for(checkout: Path, bare_path: Path) -> None:
-    """uv is installed as a package if absent. GMP's headers may be missing: fastecdsa is overridden."""
+def test_uv_installs_from_pips_configured_index(checkout: Path, bare_path: Path) -> None:
+    """A missing uv is installed as a package. GMP's headers may be missing: fastecdsa is overridden."""
     own = checkout.parent
     program(
         own / "uv",
@@ -182,7 +182,7 @@ def test_uv_installs_from_the_index_that_pip_is_configured_for(checkout: Path, b
             install) {INSTALLER.format(folder=own)}; cp "{own}/uv" .venv/bin/uv ;;
         esac""",
     )
-    program(bare_path / "cc", "exit 1")  # finds no gmp.h
+    program(bare_path / "cc", "exit 1")  # a compiler that does not find gmp.h
     done = run_setup(checkout, SWARMD_INSTALLER="", PATH=str(bare_path))
     assert done.returncode == 0, done.stderr
     itself, line = asked(checkout)
@@ -194,7 +194,7 @@ def test_uv_installs_from_the_index_that_pip_is_configured_for(checkout: Path, b
     assert (own / "looks").read_text().split() == ["/wheels,/more", "file:///index"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyTorch has one build")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have only one build of PyTorch")
 @pytest.mark.parametrize(
     ("environment", "taken"),
     [
@@ -204,10 +204,10 @@ def test_uv_installs_from_the_index_that_pip_is_configured_for(checkout: Path, b
         ({"SWARMD_PIP_ARGS": "--offline"}, ""),
     ],
 )
-def test_without_a_gpu_pytorch_comes_without_cuda(
+def test_without_a_gpu_pytorch_is_installed_without_cuda(
     checkout: Path, bare_path: Path, environment: Mapping[str, str], taken: str
 ) -> None:
-    """The backend is chosen only if nothing else says it, and is shown before the installation."""
+    """The backend is chosen only if no setting names one, and is shown before the installation."""
     own = checkout.parent
     program(own / "uv", f'{INSTALLER.format(folder=own)}; echo "$UV_TORCH_BACKEND" > "{own}/backend"')
     program(own / "pip", f'[ "$1" != install ] || cp "{own}/uv" .venv/bin/uv')
@@ -221,7 +221,7 @@ def test_without_a_gpu_pytorch_comes_without_cuda(
 @pytest.mark.skipif(
     (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="hivemind's p2pd is for Linux on x86-64"
 )
-def test_hivemind_is_installed_without_its_dependencies_and_setup_survives_its_absence(
+def test_hivemind_is_installed_without_dependencies_and_setup_works_without_it(
     checkout: Path,
 ) -> None:
     program(
@@ -239,7 +239,7 @@ def test_hivemind_is_installed_without_its_dependencies_and_setup_survives_its_a
         assert pin in (package / file).read_text(encoding="utf-8")
 
 
-def test_setup_installs_again_only_changed_packages(checkout: Path) -> None:
+def test_setup_reinstalls_only_changed_packages(checkout: Path) -> None:
     assert run_setup(checkout).returncode == 0
     again = run_setup(checkout)
     assert (again.returncode, again.stderr, len(asked(checkout))) == (0, "setup: nothing to do\n", 1)
@@ -250,8 +250,8 @@ def test_setup_installs_again_only_changed_packages(checkout: Path) -> None:
     assert (run_setup(checkout, SWARMD_PIP_ARGS="--verbose").returncode, len(asked(checkout))) == (0, 5)
 
 
-def test_a_failed_install_is_told_and_tried_again(checkout: Path) -> None:
-    """This holds even if the files equal the last good installation's."""
+def test_a_failed_installation_is_reported_and_retried(checkout: Path) -> None:
+    """The installation is retried even if the files are the same as at the last successful installation."""
     assert run_setup(checkout).returncode == 0
     (checkout.parent / "fails").touch()
     failed = run_setup(checkout, SWARMD_PIP_ARGS="--verbose")
@@ -271,7 +271,7 @@ def test_a_failed_install_is_told_and_tried_again(checkout: Path) -> None:
         ({"CC": ""}, "setup: no C compiler found"),
     ],
 )
-def test_no_python_and_no_compiler_are_one_clear_line(
+def test_a_missing_python_or_compiler_gives_a_one_line_message(
     checkout: Path, bare_path: Path, environment: Mapping[str, str], said: str
 ) -> None:
     told = run_setup(checkout, PATH=str(bare_path), **environment)
@@ -282,10 +282,10 @@ def test_no_python_and_no_compiler_are_one_clear_line(
     ("manager", "package"),
     [("apt-get", "libgmp-dev"), ("dnf", "gmp-devel"), ("pacman", "gmp"), ("apk", "gmp-dev"), ("", "gmp")],
 )
-def test_missing_headers_nobody_may_install_are_named_in_one_line(
+def test_missing_headers_that_cannot_be_installed_give_a_one_line_message(
     checkout: Path, bare_path: Path, manager: str, package: str
 ) -> None:
-    """A compiler that finds no gmp.h, a user who is not root, and no sudo."""
+    """The compiler does not find gmp.h, the user is not root, and there is no sudo."""
     for name, text in {"cc": "exit 1", "id": "echo 1000", manager: "exit 1"}.items():
         if name:
             program(bare_path / name, text)
@@ -295,7 +295,7 @@ def test_missing_headers_nobody_may_install_are_named_in_one_line(
 
 
 def test_missing_headers_are_installed_if_possible(checkout: Path, bare_path: Path) -> None:
-    """apt-get as root: a stale list of packages is renewed once, and then the compiler finds gmp.h."""
+    """apt-get runs as root, and updates a stale package list once. Then the compiler finds gmp.h."""
     installed, listed, log = checkout.parent / "gmp", checkout.parent / "list", checkout.parent / "apt.log"
     apt = (
         f'echo "$*" >> "{log}"; case "$*" in *update) echo > "{listed}" ;; *) [ -e "{listed}" ] && echo >'
@@ -333,7 +333,7 @@ def pins(file: str) -> dict[str, str]:
 
 
 def declared(project: Path) -> dict[str, set[str]]:
-    """Return the packages that a pyproject.toml asks for, by extra ("" for none)."""
+    """Return the packages that a pyproject.toml requires, by extra ("" for no extra)."""
     table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {"": table["dependencies"], **table.get("optional-dependencies", {})}
     return {
@@ -342,39 +342,40 @@ def declared(project: Path) -> dict[str, set[str]]:
     }
 
 
-# Extras, and the packages they bring: the set-up installs none of them.
+# Packages of optional extras, which the setup does not install.
 BY_CHOICE = {"trackio", "wandb", "trl", "datasets", "verifiers", "lm-eval"}
 
 
-def test_constraints_pin_everything_that_is_asked_for() -> None:
+def test_constraints_pin_every_required_package() -> None:
     pinned, overridden = pins("constraints.txt"), pins("overrides.txt")
     names = set().union(*declared(ROOT).values())
     assert names - BY_CHOICE - pinned.keys() == set()
-    # And their dependencies in turn, here
+    # Also the dependencies of these packages, as installed here.
     for name in names - BY_CHOICE - {"bitsandbytes", "mkdocs-material", "ray"}:
         further = {
             canonical(re.split(r"[\[<>=!~; (]", line)[0]) for line in requires(name) or () if ";" not in line
         }
         assert further - pinned.keys() - overridden.keys() == set(), name
-    assert pinned.keys() & overridden.keys() == set()  # uv would hold to both
-    # No local versions: "+cpu" is one platform's
+    assert pinned.keys() & overridden.keys() == set()  # otherwise uv would apply both
+    # No local versions, because "+cpu" is for one platform only.
     assert all(re.fullmatch(r"[\w.]+", version) for version in pinned.values())
     of_torch = [name for name in pinned if name.startswith(("nvidia", "cuda", "triton"))]
-    assert of_torch == ["nvidia-ml-py"]  # pure Python, and our package
+    assert of_torch == ["nvidia-ml-py"]  # pure Python, and required by swarmd
 
 
-# A separate program; imported by their names in a string; reasoning-gym imports it and does not ask for it.
+# Required but not imported: a separate program, modules imported by a name in a string, and a package that
+# reasoning-gym imports without requiring it.
 UNSEEN = {"hivemind", "bitsandbytes", "ray", "trackio", "wandb", "python-dateutil"}
-RUN = {"mypy", "ruff", "pytest-trio", "pytest-xdist", "xllamacpp"}  # and not imported by a statement
-NEWER = {"compression"}  # of the standard library from 3.14 on
+RUN = {"mypy", "ruff", "pytest-trio", "pytest-xdist", "xllamacpp"}  # programs that are run, not imported
+NEWER = {"compression"}  # in the standard library since Python 3.14
 OURS = {"swarmd", "p2p", "judge", "testbed", "tiny_models", "tests", "benchmarks"}
 OURS |= {"swarmd_engine_vllm", "swarmd_engine_hivemind"}
 
 
 def imported(folders: str) -> set[str]:
-    """The packages, as an index calls them, that the code below these folders imports.
+    """Return the packages, by their names in the index, that the code in these folders imports.
 
-    The peer projects in benchmarks declare their own packages.
+    Code of the peers' environments in benchmarks is left out, because it has separate requirements.
     """
     known, found = packages_distributions(), set[str]()
     for path in (
@@ -410,5 +411,5 @@ def test_imports_and_declared_dependencies_agree(project: str, folders: str, ext
     of_extras = set().union(*(groups[extra] for extra in extras))
     tested = ("judge", "judge-postgres", "math", "research", "trl")
     may = of_extras.union(groups[""], *(groups[extra] for extra in tested if extras == ["dev"]))
-    assert wanted - may - UNSEEN == set(), "imported and not declared"
-    assert of_extras - wanted - UNSEEN - RUN == set(), "declared and not imported"
+    assert wanted - may - UNSEEN == set(), "imported but not declared"
+    assert of_extras - wanted - UNSEEN - RUN == set(), "declared but not imported"

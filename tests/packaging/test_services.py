@@ -1,6 +1,4 @@
-"""The systemd unit and the launchd agent hold the right settings, in words that systemd, launchd and `swarmd`
-understand.
-"""
+"""The settings of the systemd unit and the launchd agent are right and valid."""
 
 import plistlib
 import re
@@ -15,7 +13,7 @@ UNIT, AGENT = UNITS / "swarmd.service", UNITS / "org.swarmd.node.plist"
 
 
 def read_unit() -> dict[str, list[str]]:
-    """Section.Key -> values, in order: a unit may give a key more than once, so configparser does not do."""
+    """Return the values of each "Section.Key" in order. A unit may repeat a key, unlike in configparser."""
     found: dict[str, list[str]] = defaultdict(list)
     section = ""
     for line in UNIT.read_text(encoding="utf-8").splitlines():
@@ -36,18 +34,18 @@ def agent() -> dict[str, object]:
         return dict(plistlib.load(file))
 
 
-def test_the_unit_starts_a_node_the_parser_accepts() -> None:
+def test_the_units_command_line_is_accepted_by_the_parser() -> None:
     (start,) = read_unit()["Service.ExecStart"]
     words = shlex.split(start.replace("%h", "/home/ada").replace("%E", "/home/ada/.config"))
     assert words[:2] == ["/home/ada/.local/bin/swarmd", "join"]
     node_config(words)
 
 
-def test_the_unit_waits_for_the_round_restarts_after_crashes_and_has_few_rights() -> None:
+def test_the_unit_lets_the_round_end_restarts_after_crashes_and_has_few_rights() -> None:
     unit = read_unit()
     assert float(unit["Service.TimeoutStopSec"][0]) > GRACE_S
     wanted = {
-        "Service.KillMode": ["mixed"],  # SIGTERM to the daemon alone: it tells its trainer itself
+        "Service.KillMode": ["mixed"],  # only the daemon gets SIGTERM, and it tells its trainer
         "Service.Restart": ["on-failure"],
         "Service.RestartPreventExitStatus": ["2 3 5 130"],
         "Service.NoNewPrivileges": ["yes"],
@@ -55,17 +53,17 @@ def test_the_unit_waits_for_the_round_restarts_after_crashes_and_has_few_rights(
         "Install.WantedBy": ["default.target"],
     }
     assert unit | wanted == unit
-    # CUDA and torch compile at run time, and the GPU is a device:
+    # Not allowed: CUDA and torch compile at run time, and the GPU is a device.
     assert not unit.keys() & {"Service.MemoryDenyWriteExecute", "Service.PrivateDevices"}
 
 
-def test_the_agent_starts_a_node_the_parser_accepts() -> None:
+def test_the_agents_command_line_is_accepted_by_the_parser() -> None:
     program = agent()["ProgramArguments"]
     assert isinstance(program, list) and program[1] == "join"
     node_config(program)
 
 
-def test_the_agent_is_kept_alive_only_after_failures_and_left_time_to_stop() -> None:
+def test_the_agent_is_restarted_only_after_failures_and_has_time_to_stop() -> None:
     keys = agent()
     wanted = {"Label": AGENT.stem, "KeepAlive": {"SuccessfulExit": False}, "RunAtLoad": True, "Umask": 0o077}
     assert keys | wanted == keys

@@ -1,14 +1,14 @@
-"""The site of the documents: its navigation. `scripts/site` itself checks links, headings and layout."""
+"""The navigation of the documentation site. `scripts/site` checks links, headings and layout."""
 
 import re
 
 from tests.packaging.checkout import ROOT
 
-# The page of a source file has the file's name with this behind it (docs/site/hooks.py).
+# The page of a source file has the file's name with this suffix (docs/site/hooks.py).
 SHOWN = ".toml.md"
 
 
-def test_the_navigation_leads_to_every_document_once() -> None:
+def test_the_navigation_has_every_document_once() -> None:
     navigation = (
         (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
     )

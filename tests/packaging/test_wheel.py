@@ -1,6 +1,4 @@
-"""The built packages: the wheel holds the three packages, the tiny models and the settings; the source
-distribution holds everything else as well.
-"""
+"""The built distributions. The wheel has the packages, tiny models and settings; the sdist has everything."""
 
 import email
 import json
@@ -39,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: a `build` folder left in a checkout would end up in the wheel."""
+    """Build from a copy, because a `build` folder in a checkout would end up in the wheel."""
     copy = tmp_path_factory.mktemp("source") / "swarmd"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
     made = subprocess.run(
@@ -61,7 +59,7 @@ def wheel(built: Path) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_exactly_the_complete_packages(wheel: zipfile.ZipFile) -> None:
     expected = (
         {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
         | {f"{package}/py.typed" for package in PACKAGES}
@@ -97,14 +95,14 @@ def test_the_wheels_metadata_describes_the_project(wheel: zipfile.ZipFile) -> No
     assert len(required) == len(PROJECT["dependencies"])
     page = str(metadata.get_payload())
     assert "swarmd join" in page
-    # Other links lead nowhere there
+    # Relative links do not work on the index's page.
     assert [link for link in re.findall(r"\]\(([^)]*)\)", page) if not link.startswith("https://")] == []
     assert "Apache License" in wheel.read(f"{folder}/licenses/LICENSE").decode()
     scripts = wheel.read(f"{folder}/entry_points.txt").decode()
     assert "swarmd = swarmd.__main__:main" in scripts and "swarmd-judge = judge.__main__:main" in scripts
 
 
-def test_the_source_distribution_holds_tests_documents_and_changelog(built: Path) -> None:
+def test_the_source_distribution_has_tests_documents_and_changelog(built: Path) -> None:
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
@@ -124,18 +122,18 @@ def test_the_source_distribution_holds_tests_documents_and_changelog(built: Path
     ours = subprocess.run(
         ["git", "ls-files", *folders, "*.md", "*.txt"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    # If there is no git
+    # The fallback is for a copy without git.
     tracked = set(ours.stdout.splitlines()) or {"CHANGELOG.md", "docs/wire.md", "tests/conftest.py"}
     assert sorted(name for name in tracked - files if (ROOT / name).exists()) == []
     assert {"CHANGELOG.md", "node_config.example.toml"} <= files
 
 
 @pytest.mark.skipif(not Path(UV).exists(), reason="needs uv")
-def test_it_is_installed_without_build_tools(built: Path, tmp_path: Path) -> None:
-    """`packaging/install.sh`, without a compiler or headers.
+def test_swarmd_can_be_installed_without_build_tools(built: Path, tmp_path: Path) -> None:
+    """`packaging/install.sh` runs without a compiler or headers.
 
-    Without PyTorch and the packages that read models, a gigabyte: a bootstrap node shows that the rest is
-    whole.
+    PyTorch and the packages that read models are left out, because they take a gigabyte; a bootstrap node
+    shows that the rest is complete.
     """
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -174,14 +172,14 @@ def test_it_is_installed_without_build_tools(built: Path, tmp_path: Path) -> Non
         assert json.loads(node.stdout.readline())["addresses"]
 
 
-def test_the_installer_and_the_set_up_take_the_same_packages() -> None:
+def test_the_installer_and_the_setup_use_the_same_packages() -> None:
     installer = (ROOT / "packaging" / "install.sh").read_text(encoding="utf-8")
     lines = (ROOT / "overrides.txt").read_text(encoding="utf-8").splitlines()
     assert "\n".join(line for line in lines if not line.startswith("#")) in installer
     assert installer.count("\n") <= 61
 
 
-def test_the_changelog_knows_this_version() -> None:
+def test_the_changelog_has_an_entry_for_this_version() -> None:
     assert f"\n## {PROJECT['version']} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
@@ -194,7 +192,7 @@ def test_the_changelog_knows_this_version() -> None:
         ("plot", "judge", "[plot,judge]"),
     ],
 )
-def test_the_installer_keeps_extras_and_adds_those_that_are_asked_for(
+def test_the_installer_keeps_installed_extras_and_adds_requested_ones(
     tmp_path: Path, kept: str, asked: str, wanted: str
 ) -> None:
     cases = 'build*) touch "$4/swarmd-1.whl" ;; "tool install"*) echo "$*" ;; *) echo "$TOOLS" ;;'
@@ -228,10 +226,10 @@ def test_the_installer_keeps_extras_and_adds_those_that_are_asked_for(
         ("6.1", "cu130", "cu130"),
     ],
 )
-def test_the_installer_takes_a_pytorch_with_kernels_for_the_card(
+def test_the_installer_chooses_a_pytorch_with_kernels_for_the_gpu(
     tmp_path: Path, capability: str, asked: str, taken: str
 ) -> None:
-    """uv looks at the driver alone (astral-sh/uv#14742)."""
+    """uv considers only the driver (astral-sh/uv#14742)."""
     for name, does in (
         ("uv", f'echo "$UV_TORCH_BACKEND" >{tmp_path}/taken'),
         ("nvidia-smi", f'printf "{capability}"'),
@@ -250,7 +248,7 @@ def test_the_installer_takes_a_pytorch_with_kernels_for_the_card(
     assert (tmp_path / "taken").read_text().strip() == taken
 
 
-def test_an_install_that_reaches_no_server_says_what_to_set(tmp_path: Path) -> None:
+def test_an_installation_without_a_network_says_what_to_set(tmp_path: Path) -> None:
     failing = "echo 'error: dns error: failed to lookup address of download.pytorch.org' >&2; exit 2"
     (tmp_path / "uv").write_text(f"#!/bin/sh\n{failing}\n")
     (tmp_path / "uv").chmod(0o755)

@@ -1,7 +1,6 @@
-"""GitHub's workflows and issue forms: the files they run exist here, and they have no more rights than they
-need.
+"""GitHub's workflows and issue forms: they use only existing files, and have no unneeded rights.
 
-Their syntax is checked by actionlint, in the workflow `checks`.
+actionlint checks their syntax in the workflow `checks`.
 """
 
 import re
@@ -16,9 +15,9 @@ from tests import ROOT
 
 FOLDER = ROOT / ".github"
 WORKFLOWS = sorted((FOLDER / "workflows").glob("*.yml"))
-# An action of another repository is pinned to a commit; a comment names its version.
+# Actions of other repositories are pinned to a commit; a comment names the version.
 PINNED = re.compile(r"uses: [\w-]+/[\w.-]+@[0-9a-f]{40} # v\d+(\.\d+){2}$")
-# The rights of each workflow's job `publish`.
+# The rights that the job `publish` of each workflow needs.
 MORE = {"release": {"id-token": "write"}, "docs": {"id-token": "write", "pages": "write"}}
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
@@ -43,7 +42,7 @@ def test_a_workflow_runs_only_existing_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: str(path.stem))
-def test_a_workflow_is_pinned_and_bounded_and_may_only_read(path: Path) -> None:
+def test_a_workflow_has_pinned_actions_timeouts_and_read_only_rights(path: Path) -> None:
     workflow, text = read(path), path.read_text(encoding="utf-8")
     for line in text.splitlines():
         assert "uses: " not in line or PINNED.search(line), line
@@ -57,7 +56,7 @@ def test_a_workflow_is_pinned_and_bounded_and_may_only_read(path: Path) -> None:
                 assert step["with"]["persist-credentials"] is False
 
 
-def test_the_tests_run_on_each_python_that_we_support_and_on_a_mac() -> None:
+def test_the_tests_run_on_each_supported_python_and_on_macos() -> None:
     checks = read(FOLDER / "workflows" / "checks.yml")
     matrix = checks["jobs"]["tests"]["strategy"]["matrix"]
     classifiers = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))

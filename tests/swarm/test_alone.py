@@ -1,6 +1,6 @@
-"""Real processes without a model show why a node is alone.
+"""The reason why a node is alone, shown by real processes without a model.
 
-A bootstrap node, and peers of which each has its own cause. All at once.
+A bootstrap node and several peers run at the same time; each peer is alone for a different reason.
 """
 
 import os
@@ -45,7 +45,7 @@ def peer(
     return process
 
 
-def test_each_cause_is_named_and_none_if_all_is_well(tmp_path: Path) -> None:
+def test_each_cause_is_named_and_a_healthy_node_has_none(tmp_path: Path) -> None:
     with ExitStack() as stack:
         words = [
             "bootstrap",
@@ -58,7 +58,7 @@ def test_each_cause_is_named_and_none_if_all_is_well(tmp_path: Path) -> None:
         helper = first_line(started(stack, *words, SWARMD_SWARM_ENGINE="libp2p", SWARMD_SWARM_MDNS="off"))
         address = helper["addresses"][0]["address"]
         taken = stack.enter_context(socket.socket())
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         well = peer(stack, tmp_path / "well", address, SWARMD_SWARM_CURRICULUM="tiny-9")
         alone = {
             peer(
@@ -79,5 +79,5 @@ def test_each_cause_is_named_and_none_if_all_is_well(tmp_path: Path) -> None:
                 lambda status, said=said: said in (status["trouble"] or {"cause": ""})["cause"],
                 process,
             )  # type: ignore[misc]
-        # It looked as often as the other nodes
+        # This node checked as often as the other nodes.
         until(tmp_path / "well", lambda status: status["trouble"] is None, well)

@@ -1,4 +1,4 @@
-"""The README's first command, at a tenth of its length."""
+"""The README's first command, the demo, at a tenth of its length."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ ROUNDS = 8
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_runs_until_its_final_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["--nodes", "2", "--rounds", str(ROUNDS), "--out", str(tmp_path / "out"), "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "testbed.demo", *command],
@@ -47,7 +47,7 @@ def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert node["external_trained"] == sum(line.external for line in lines)
         assert node["generated"] == nodes[0]["generated"]
         assert 0 <= node["reward_first"] <= 1 and 0 <= node["reward_last"] <= 1
-    external = [node["external_trained"] for node in nodes]  # few: of 32 tries, most earn nothing
+    external = [node["external_trained"] for node in nodes]  # may be few, since most groups get no reward
     assert sum(external[:2]) > 0 and external[2] == 0
     assert document["judge"]["evaluations"] > 0
     (figure,) = document["figures"]
@@ -55,9 +55,9 @@ def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "killed with SIGKILL" in " ".join(done.stderr.split()) and "is back" in done.stderr
     first, *lines = [line for line in done.stderr.splitlines() if str(tmp_path) not in line]
     assert first.startswith(f"This takes about {duration(ROUNDS)}") and max(map(len, lines)) <= 80
-    assert "3 nodes: training" in done.stderr  # it says each step of the start
+    assert "3 nodes: training" in done.stderr  # each step of the start is printed
 
-    assert main(command) == 2 and "--out" in capsys.readouterr().err, "an earlier demo is not written over"
+    assert main(command) == 2 and "--out" in capsys.readouterr().err, "an earlier demo was overwritten"
 
 
 STARTS = """
@@ -93,7 +93,7 @@ def test_the_moving_mean_of_short_runs() -> None:
 
 
 @pytest.mark.parametrize("nodes", [3, 16])
-def test_the_figure_keeps_clear_of_legend_and_edges(nodes: int) -> None:
+def test_curves_of_the_figure_overlap_neither_legend_nor_edges(nodes: int) -> None:
     lines = [RoundLine(round=number, reward_mean=0.5, time=0.8 * number) for number in range(1, 31)]
     curves = [Curve("fancy-crocodile", lines)] * (nodes - 1) + [
         Curve("proud-pelican", lines, 15),

@@ -1,6 +1,6 @@
-"""The commands of README.md and of the tutorials run as they stand there, and so does the Python of docs/.
+"""The commands of README.md and the tutorials, and the Python code of docs/, run unchanged.
 
-Environment variables choose folders, ports and pace. A placeholder, such as `ADDRESS`, is filled in.
+Environment variables set folders, ports and pace. Placeholders such as `ADDRESS` are filled in.
 """
 
 import ast
@@ -34,15 +34,15 @@ from tests.swarm.waiting import until
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 EXPERIMENT, TRL = TUTORIALS / "experiment.md", TUTORIALS / "trl.md"
-# Seconds from the begin of a round to the next: nodes that wait for a command take little CPU.
+# Minimum seconds of a round, so that nodes that wait for a command use little CPU.
 PACE = "3"
-# A span of code that begins so is a command.
+# A code span with this beginning is a command.
 PROGRAMS = r"(?:swarmd|swarmd-judge|uv|git) |packaging/|scripts/|\.venv/"
 INVITED = "swarmd join 'swarm:main,…'"
 JUDGED = "swarmd join --model tiny --judge http://127.0.0.1:8400"
 LAB = "swarmd lab run share.toml --seeds 1 --rounds 10 --out trial"
 TRAINERS = [f".venv/bin/python docs/examples/trl_swarm.py {words}" for words in ("first", "second ADDRESS")]
-# Commands by the test below that runs them, in this order.
+# Commands in the order in which a test below runs them, by that test.
 RUN = {
     "swarm": [
         "swarmd join --model tiny",
@@ -79,7 +79,7 @@ NOT_RUN = {
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """Return the fenced code blocks of a language, without the indentation of a list."""
+    """Return the fenced code blocks of a language, without the indentation inside lists."""
     found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     return [re.sub(rf"^{indent}", "", block, flags=re.MULTILINE) for indent, block in found]
 
@@ -90,12 +90,12 @@ def commands(text: str) -> set[str]:
     return {line for line in (*lines, *spans) if line}
 
 
-def test_each_command_is_run_or_says_why_not() -> None:
+def test_each_command_is_run_or_has_a_reason_why_not() -> None:
     documents = [ROOT / "README.md", *TUTORIALS.glob("*.md")]
     found = set().union(*(commands(document.read_text(encoding="utf-8")) for document in documents))
     run = {command for scenario in RUN.values() for command in scenario}
-    assert sorted(found - run - NOT_RUN.keys()) == [], "not run, and without a reason"
-    assert sorted((run | NOT_RUN.keys()) - found) == [], "in no document"
+    assert sorted(found - run - NOT_RUN.keys()) == [], "neither run nor given a reason"
+    assert sorted((run | NOT_RUN.keys()) - found) == [], "listed here, but in no document"
     for reason in NOT_RUN.values():
         assert all((ROOT / path).exists() for path in re.findall(r"\S+\.py", reason)), reason
 
@@ -110,7 +110,7 @@ def python_of(path: str) -> str:
     )
 
 
-def test_the_python_of_own_tasks_asks_and_scores_as_the_example_does(tmp_path: Path) -> None:
+def test_the_python_of_own_tasks_behaves_like_the_example(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(python_of("docs/own-tasks.md"), encoding="utf-8")
     said = runpy.run_path(str(tmp_path / "own.py"))
     example = runpy.run_path(str(ROOT / "docs" / "examples" / "sums.py"))
@@ -128,7 +128,7 @@ def test_the_python_of_own_tasks_asks_and_scores_as_the_example_does(tmp_path: P
     ids=os.path.basename,
 )
 def test_python_names_only_existing_files_and_commands(path: str) -> None:
-    """Running the notebook takes minutes; the others leave out the model."""
+    """This code is not run: the notebook takes minutes, and the other examples lack the model."""
     trl = ast.parse((ROOT / "swarmd" / "trl.py").read_text()).body
     join = get_command(app).commands["join"]  # type: ignore[attr-defined]
     options = {option for parameter in join.params for option in parameter.opts}
@@ -155,7 +155,7 @@ def test_python_names_only_existing_files_and_commands(path: str) -> None:
 
 
 def arguments(body: Sequence[ast.stmt], name: str) -> set[str]:
-    """Return the arguments of a function, or of a class's `__init__`; none for another name."""
+    """Return the parameters of a function or of a class's `__init__`; none for other names."""
     for item in body:
         if isinstance(item, ast.ClassDef) and item.name == name:
             return arguments(item.body, "__init__")
@@ -165,7 +165,7 @@ def arguments(body: Sequence[ast.stmt], name: str) -> set[str]:
 
 
 class Person:
-    """A person at a terminal, with a state folder, who types commands of a document."""
+    """A person with a state folder who types a document's commands at a terminal."""
 
     def __init__(self, stack: ExitStack, folder: Path, **variables: str) -> None:
         self.stack, self.folder, self.state = stack, folder, folder / "state"
@@ -181,7 +181,7 @@ class Person:
         }
 
     def types(self, command: str, more: str = "", expect: int = 0) -> str:
-        """Run a command to its end, and return its output. more: what a test adds to it."""
+        """Run a command to its end, and return its output. more: arguments that the test adds."""
         done = subprocess.run(
             ["sh", "-c", command + more],
             cwd=self.folder,
@@ -194,7 +194,7 @@ class Person:
         return done.stdout
 
     def starts(self, command: str) -> "subprocess.Popen[str]":
-        """Start a command that goes on; `exec`, so that the process is the program itself."""
+        """Start a command that keeps running; with `exec`, so that the process is the program itself."""
         log = self.stack.enter_context((self.folder / LOG_FILE).open("a"))
         process = subprocess.Popen(
             ["sh", "-c", f"exec {command}"],
@@ -209,8 +209,8 @@ class Person:
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_two_friends_and_a_judge(tmp_path: Path) -> None:
-    """README.md, friends.md and judge.md: one node, a friend's, and a judge of their swarm."""
+def test_the_tutorials_of_two_friends_and_a_judge_work(tmp_path: Path) -> None:
+    """README.md, friends.md and judge.md: a node, a friend's node, and a judge of their swarm."""
     (port,) = free_ports(1)
     run = iter(RUN["swarm"])
     with ExitStack() as stack:
@@ -236,7 +236,7 @@ def test_two_friends_and_a_judge(tmp_path: Path) -> None:
         wait_until(lambda: receipts.exists() and receipts.read_text().count("\n"), every=0.2)
         receipt = checked_receipt(json.loads(receipts.read_text().splitlines()[0]))
         assert receipt is not None
-        # Its window is still open, as the tutorial says.
+        # Exit code 4, because the window is still open, as the tutorial says.
         you.types(next(run).replace("ID", receipt["evaluation"]), expect=4)
         assert f",judge=http://127.0.0.1:{port}" in you.types(invite)
         for person, process in ((you, node), (friend, joined)):
@@ -247,7 +247,7 @@ def test_two_friends_and_a_judge(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_experiment_in_ten_lines(tmp_path: Path) -> None:
+def test_the_tutorial_of_an_experiment_works(tmp_path: Path) -> None:
     (experiment,) = blocks(EXPERIMENT.read_text(encoding="utf-8"), "toml")
     assert len(experiment.splitlines()) == 10
     with ExitStack() as stack:
@@ -261,8 +261,8 @@ def test_an_experiment_in_ten_lines(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_two_trl_trainers(tmp_path: Path) -> None:
-    """Two steps each in place of 100."""
+def test_the_tutorial_of_two_trl_trainers_works(tmp_path: Path) -> None:
+    """The trainers make two steps each instead of 100."""
     environment = default_environment("trl")
     if not holds(environment, "trl"):
         pytest.skip("TRL is not here: `python -m testbed.environments trl`")

@@ -1,4 +1,4 @@
-"""`swarmd join` as a person runs it: one real process after another, each with its state folder."""
+"""`swarmd join` as a user runs it: real processes, each with a state folder."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def join(state: Path, *words: str, **environment: str) -> subprocess.CompletedPr
 
 
 def node(state: Path, *words: str) -> "subprocess.Popen[str]":
-    """One that goes on until it is stopped."""
+    """Return the command line of a node that runs until it is stopped."""
     command = [
         sys.executable,
         "-m",
@@ -66,14 +66,14 @@ def node(state: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def saved_all(state: Path) -> bool:
-    """Return whether the newest checkpoint is of the last round in the metrics."""
+    """Return whether the latest checkpoint is of the last round in the metrics."""
     found = Checkpoints(state / "checkpoints").newest()
     return found is not None and found[0].round == read_metrics(state / "metrics.jsonl")[-1].round
 
 
 @contextmanager
 def silent_judge() -> Iterator[str]:
-    """Takes connections and never answers."""
+    """Run a judge that accepts connections and never answers."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -82,7 +82,7 @@ def silent_judge() -> Iterator[str]:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A node without a limit of rounds, that has finished one."""
+    """Start a node without a limit of rounds; yield it after its first round."""
     with killed_after(node(tmp_path / "state")) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["round"] == 1
@@ -103,17 +103,17 @@ def test_rounds_are_recorded_and_resumed_while_the_judge_is_silent(tmp_path: Pat
         second = join(tmp_path, "--rounds", "5", "--json", "--judge", judge, **checkpoints(every=0))
     assert second.returncode == 0, second.stderr
     assert "resumed after round 3" in second.stderr
-    # It delays nothing
+    # The silent judge delays nothing.
     assert [json.loads(line)["judge"] for line in second.stdout.splitlines()] == [None] * 2
     assert [line.round for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
     assert saved_all(tmp_path)
 
 
-def test_commands_reach_a_running_node_and_a_killed_trainer_returns(
+def test_commands_reach_a_running_node_and_a_killed_trainer_is_restarted(
     running: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     state = ("--state-dir", str(tmp_path / "state"))
-    # A round may end before the node listens
+    # A round may end before the node listens.
     until(tmp_path / "state", lambda s: bool(s["addresses"]), running)
     status = json.loads(swarmd("status", "--json", *state).stdout)
     assert (
@@ -151,13 +151,13 @@ def test_commands_reach_a_running_node_and_a_killed_trainer_returns(
     assert (after["pid"], after["addresses"]) == (
         before["pid"],
         before["addresses"],
-    ), "the connection stayed up"
+    ), "the connection was lost"
 
     assert swarmd("stop", *state).returncode == 0
     assert running.wait(TIMEOUT_S) == 0 and running.stderr is not None
     said = running.stderr.read().splitlines()
     assert not any("Traceback" in line for line in said)
-    # On a busy machine "loading the network and the questions, for 4 s" comes before it.
+    # On a busy machine, "loading the network and the questions, for 4 s" comes first.
     first = next(line for line in said if line.startswith("starting: loading PyTorch"))
     assert (
         first
@@ -176,7 +176,7 @@ def test_commands_reach_a_running_node_and_a_killed_trainer_returns(
     assert saved_all(tmp_path / "state")
 
 
-def test_a_signal_before_the_first_round_ends_the_node_at_once_in_words(tmp_path: Path) -> None:
+def test_a_signal_before_the_first_round_ends_the_node_at_once_with_a_message(tmp_path: Path) -> None:
     with killed_after(node(tmp_path / "state")) as process:
         until(tmp_path / "state", lambda _: True, process)
         process.send_signal(signal.SIGTERM)
@@ -191,8 +191,8 @@ def test_a_signal_before_the_first_round_ends_the_node_at_once_in_words(tmp_path
     ]
 
 
-def test_a_node_in_the_background_outlives_its_terminal_and_is_stopped_at_once(tmp_path: Path) -> None:
-    """Started from a terminal that is closed then, as by a person; `--now` does not wait for its round."""
+def test_a_background_node_outlives_its_terminal_and_can_be_stopped_at_once(tmp_path: Path) -> None:
+    """The terminal that started the node is closed. `swarmd stop --now` does not wait for a round's end."""
     state = ("--state-dir", str(tmp_path))
     ours, theirs = terminal()
     command = [sys.executable, "-m", "swarmd", "join", *COMMON, *state, "--background"]
@@ -206,10 +206,10 @@ def test_a_node_in_the_background_outlives_its_terminal_and_is_stopped_at_once(t
     assert "Closing this terminal" not in said and "starting: loading" in said
     status = control.call(tmp_path, "status", dict)
     with ExitStack() as ends:
-        # A failure here leaves no node behind.
+        # So that a failure of this test leaves no node behind.
         ends.callback(psutil.Process(status["pid"]).kill)
         assert os.getsid(status["pid"]) == status["pid"] != starter.pid
-        # It holds no file of the terminal's.
+        # The node has no open file of the terminal.
         assert {str(Path(f"/proc/{status['pid']}/fd/{each}").readlink()) for each in range(3)} == {os.devnull}
 
         second = swarmd("join", *COMMON, *state, "--background")
@@ -238,7 +238,7 @@ def test_a_background_node_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert json_too.returncode == 0 and json.loads(json_too.stdout)["pid"] > 0
 
 
-def test_joining_on_a_port_in_use_names_the_port(tmp_path: Path) -> None:
+def test_joining_on_a_port_in_use_gives_a_message_with_the_port(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -255,7 +255,7 @@ def test_joining_on_a_port_in_use_names_the_port(tmp_path: Path) -> None:
 
 
 def mounted(folder: Path, megabytes: int) -> bool:
-    """A small separate disk, if we may make one."""
+    """Mount a small separate disk, if the user may do so."""
     folder.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs", str(folder)],
@@ -264,7 +264,7 @@ def mounted(folder: Path, megabytes: int) -> bool:
     return done.returncode == 0
 
 
-def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_pauses_the_node_until_there_is_space(tmp_path: Path) -> None:
     state = tmp_path / "state"
     if os.geteuid() != 0 or not mounted(state, 64):
         pytest.skip("needs root, to mount a small disk")
@@ -272,7 +272,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
         with killed_after(node(state)) as process:
             assert process.stdout is not None and process.stderr is not None
             json.loads(process.stdout.readline())
-            # A full pipe would stop the node
+            # Read the pipes, because a full pipe would stop the node.
             for pipe in (process.stdout, process.stderr):
                 threading.Thread(target=pipe.read, daemon=True).start()
             with (
@@ -295,7 +295,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(state)], check=False)
 
 
-def test_a_disk_that_is_full_at_the_start_is_told_at_once(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_at_the_start_gives_a_message_at_once(tmp_path: Path) -> None:
     state = tmp_path / "state"
     if os.geteuid() != 0 or not mounted(state, 8):
         pytest.skip("needs root, to mount a small disk")
@@ -309,10 +309,10 @@ def test_a_disk_that_is_full_at_the_start_is_told_at_once(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr and "round 1" not in done.stderr
 
 
-def test_sets_too_large_to_be_gossiped_are_offered_and_fetched_and_a_signal_saves(tmp_path: Path) -> None:
-    """Sixty-four completions of four questions take some 3 KB.
+def test_large_sets_are_offered_and_fetched_and_a_signal_saves(tmp_path: Path) -> None:
+    """Sixty-four completions of each of four questions take about 3 KB.
 
-    Each node trains on the rollouts that it chose from the other.
+    Each node trains on rollouts that it fetched from the other.
     """
     engines = ("libp2p", "libp2p" if p2pd_missing() else "hivemind")
     nodes: list[subprocess.Popen[str]] = []
@@ -334,7 +334,7 @@ def test_sets_too_large_to_be_gossiped_are_offered_and_fetched_and_a_signal_save
                 str(config),
                 *bootstrap,
             ]
-            # With one seed they would share the same rollouts, and nobody would have to fetch any
+            # With the same seed both nodes would have the same rollouts, and none would be fetched.
             command += ["--seed", str(number)]
             nodes.append(
                 subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
@@ -344,7 +344,7 @@ def test_sets_too_large_to_be_gossiped_are_offered_and_fetched_and_a_signal_save
         for number, node in enumerate(nodes):
             state = tmp_path / str(number)
             until(state, lambda status: bool(status["last"]) and status["last"]["external"] > 0, node)
-            # A set that fits into a frame is not fetched
+            # Only sets that do not fit into a frame are fetched.
             status = until(state, lambda status: status["exchange"]["fetched"] > 0, node)
             assert status["exchange"]["bytes_in"] > 0
         for node, way in zip(nodes, (signal.SIGTERM, signal.SIGINT), strict=True):

@@ -1,5 +1,4 @@
-"""`import swarmd`: programs that join, share and collect over real sockets on loopback, together with a
-node."""
+"""Programs with `import swarmd` join, share and collect over real loopback sockets, together with a node."""
 
 import asyncio
 import gc
@@ -40,7 +39,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SWARMD_SWARM_MDNS", "off")
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "libp2p")
     yield
-    gc.collect()  # py-libp2p leaves sockets of broken dials to the collector
+    gc.collect()  # only garbage collection closes py-libp2p's sockets of failed dials
 
 
 def joined(folder: Path, *bootstrap: str, **more: object) -> swarmd.JoinedSwarm:
@@ -59,13 +58,13 @@ def address(swarm: swarmd.JoinedSwarm) -> str:
 
 
 def share(swarm: swarmd.JoinedSwarm, count: int, long: str = "") -> None:
-    """Return groups with a right answer, which has further text, and a wrong one."""
+    """Share groups of a right answer, which has further text, and a wrong one."""
     for task in swarm.tasks.draw(count):
         right = f"{long}<answer>{swarm.tasks.truth(task)}</answer>, as I said"
         swarm.share(task, [right, "<answer>no</answer>"])
 
 
-def test_it_is_imported_in_a_moment_and_without_torch() -> None:
+def test_import_swarmd_loads_no_large_package() -> None:
     program = "import swarmd, sys; print(sys.modules.keys() & {'torch', 'trio', 'reasoning_gym', 'libp2p'})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -75,7 +74,7 @@ def test_it_is_imported_in_a_moment_and_without_torch() -> None:
         swarmd.leave  # noqa: B018  # type: ignore[attr-defined]
 
 
-def test_the_page_repeats_the_docstrings() -> None:
+def test_the_documentation_page_repeats_the_docstrings() -> None:
     rows = re.findall(
         r"^\| `([a-z_.]+)` \| (.+) \|$", (ROOT / "docs" / "library.md").read_text(), re.MULTILINE
     )
@@ -89,7 +88,7 @@ def test_the_page_repeats_the_docstrings() -> None:
         "open",
         "judge",
         "share_judged",
-    }  # the options of `swarmd answer`
+    }  # these serve `swarmd answer`
 
 
 def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_programs_and_a_node_share_and_collect(tmp_path: Path) -> None:
         wait_until(used, every=0.6)
 
 
-def test_the_loop_of_the_examples_trains_on_rollouts_of_other_nodes(tmp_path: Path) -> None:
+def test_the_example_training_loop_collects_rollouts_of_other_nodes(tmp_path: Path) -> None:
     with joined(tmp_path / "other") as other:
         example = str(ROOT / "docs" / "examples" / "own_loop.py")
         command = [sys.executable, example, str(tmp_path / "loop"), "1000", address(other)]
@@ -137,8 +136,9 @@ def test_the_loop_of_the_examples_trains_on_rollouts_of_other_nodes(tmp_path: Pa
     assert int(line.split()[-1]) >= 2
 
 
-def test_a_large_set_is_offered_and_fetched_and_each_group_is_collected_once(tmp_path: Path) -> None:
-    # Each call of collect is a step; by default rollouts that were not taken for two steps are forgotten.
+def test_large_rollouts_are_offered_and_fetched_and_each_is_collected_once(tmp_path: Path) -> None:
+    # Each call of collect counts as a round. By default, rollouts that are not collected within two rounds
+    # are dropped.
     patient = tmp_path / "patient.toml"
     patient.write_text("[round]\nmax_age = 100\n")
     with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a), external=8, config=patient) as b:
@@ -146,7 +146,7 @@ def test_a_large_set_is_offered_and_fetched_and_each_group_is_collected_once(tmp
         refs = []
         while len(refs) < 5:
             collected = b.collect(8, wait=TIMEOUT_S)
-            assert collected, "the offered rollouts did not come"
+            assert collected, "the offered rollouts did not arrive"
             refs += [group.ref for group in collected]
         assert len(set(refs)) == len(refs) == 5 and b.collect(8) == []
         assert b.report()["exchange"]["fetched"] == 5
@@ -154,14 +154,14 @@ def test_a_large_set_is_offered_and_fetched_and_each_group_is_collected_once(tmp
         wait_until(lambda: a.report()["waiting"] == 0)
 
 
-def test_useless_rollouts_are_not_sent_and_unfit_rollouts_are_not_collected(
+def test_useless_groups_are_not_sent_and_unfit_groups_are_not_collected(
     tmp_path: Path,
 ) -> None:
     with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a)) as b:
         for task in a.tasks.draw(3):
             a.share(task, ["<answer>no</answer>", "neither \ud800"])
         share(a, 2)
-        wait_until(lambda: len(b._parts.pool) == 2)  # the two groups have arrived, and nothing else
+        wait_until(lambda: len(b._parts.pool) == 2)  # only the two useful groups have arrived
         wait_until(lambda: a.report()["shared"]["rollouts"] == 2)
         assert a.report()["waiting"] == 0
         seen = []
@@ -169,7 +169,7 @@ def test_useless_rollouts_are_not_sent_and_unfit_rollouts_are_not_collected(
         assert len(seen) == 2 and b.collect(2) == []
 
 
-def test_a_text_that_is_scored_whole_is_judged_as_it_is_given(tmp_path: Path) -> None:
+def test_a_text_is_judged_unchanged_if_the_tasks_score_whole_texts(tmp_path: Path) -> None:
     (tasks := tmp_path / "whole.py").write_text(
         'specialties, limits = ["a"], {"whole": True}\n'
         "def generate(specialty, seed):\n    return str(seed), 'yes'\n"
@@ -181,7 +181,7 @@ def test_a_text_that_is_scored_whole_is_judged_as_it_is_given(tmp_path: Path) ->
     swarm.close()
 
 
-def test_shared_results_move_the_level_of_the_questions(tmp_path: Path) -> None:
+def test_shared_results_change_the_level_of_the_questions(tmp_path: Path) -> None:
     with swarmd.join(curriculum="ladder-9", listen=LOOPBACK, folder=tmp_path) as swarm:
         asked = lambda: swarm.tasks.source.staircase.levels["fraction_simplification"]  # noqa: E731
         drawn = swarm.tasks.draw(100)
@@ -190,11 +190,11 @@ def test_shared_results_move_the_level_of_the_questions(tmp_path: Path) -> None:
         swarm.share(task, [right, right])
         wait_until(lambda: asked() == 2)
         swarm.share_judged(task, [swarm.judge(task, "no")])
-        assert asked() == 2, "it is of the level before"
+        assert asked() == 2, "an answer to a question of the previous level changed the level"
         assert len({task.ref.specialty for task in swarm.tasks.draw(400, all_levels=True)}) > 35
 
 
-def test_a_dead_network_is_reported_and_raises_nothing(tmp_path: Path) -> None:
+def test_a_stopped_network_is_reported_and_raises_no_error(tmp_path: Path) -> None:
     swarm = joined(tmp_path)
     assert control.call(tmp_path, "stop", dict, timeout=TIMEOUT_S)["stopping"]
     wait_until(lambda: not swarm.joined)
@@ -206,7 +206,7 @@ def test_a_dead_network_is_reported_and_raises_nothing(tmp_path: Path) -> None:
     joined(tmp_path).close()  # the folder is free again
 
 
-def test_a_forked_child_is_no_member_and_takes_nothing_from_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_is_no_member_and_takes_no_rollouts_from_its_parent(tmp_path: Path) -> None:
     with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a)) as b:
         assert a.score([]) == [] and b.joined
         if (child := os.fork()) == 0:
@@ -226,7 +226,7 @@ def test_a_forked_child_is_no_member_and_takes_nothing_from_its_parent(tmp_path:
         pickle.dumps(b)
 
 
-def test_asyncio_collects_without_holding_up_other_tasks(tmp_path: Path) -> None:
+def test_collecting_with_asyncio_does_not_block_other_tasks(tmp_path: Path) -> None:
     async def main() -> int:
         async with joined(tmp_path / "a") as a, joined(tmp_path / "b", address(a)) as b:
             ticks = 0
@@ -241,7 +241,7 @@ def test_asyncio_collects_without_holding_up_other_tasks(tmp_path: Path) -> None
     assert asyncio.run(main()) == 1
 
 
-def test_bad_input_is_named_before_anything_is_joined(
+def test_errors_about_invalid_arguments_are_raised_before_joining(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for settings, cause in (
@@ -260,8 +260,8 @@ def test_bad_input_is_named_before_anything_is_joined(
         joined(tmp_path)
 
 
-def test_a_program_that_ends_leaves_the_swarm_and_loses_nothing(tmp_path: Path) -> None:
-    """A program may end without `close`: waiting rollouts are sent at its exit."""
+def test_a_program_that_ends_leaves_the_swarm_and_loses_no_rollouts(tmp_path: Path) -> None:
+    """A program may end without `close`, because waiting rollouts are sent at its exit."""
     with joined(tmp_path / "a", external=4) as a:
         program = (
             "import sys, swarmd\n"
@@ -292,7 +292,7 @@ swarm.close()
 """
 
 
-def test_one_of_several_ranks_joins_and_all_get_the_collected_rollouts(tmp_path: Path) -> None:
+def test_only_one_of_several_ranks_joins_and_all_get_the_collected_rollouts(tmp_path: Path) -> None:
     with joined(tmp_path / "other", seed=1) as other, ExitStack() as stack:
         ranks = []
         for rank in range(2):
@@ -309,8 +309,8 @@ def test_one_of_several_ranks_joins_and_all_get_the_collected_rollouts(tmp_path:
         assert first == [True, [[1.0]], second[2]] and second[:2] == [False, [[1.0]]] and len(second[2]) == 1
 
 
-def test_a_hostile_member_neither_stops_nor_enters_the_collection(tmp_path: Path) -> None:
-    """Garbage, text meant for the verifier, false labels, useless groups, an unknown kind."""
+def test_a_hostile_members_messages_neither_stop_collecting_nor_are_collected(tmp_path: Path) -> None:
+    """It sends random bytes, attacks on the verifier, wrong labels, useless groups and an unknown kind."""
     with (
         joined(tmp_path / "own", external=8) as own,
         joined(tmp_path / "bad", address(own)) as bad,
@@ -337,7 +337,7 @@ def test_a_hostile_member_neither_stops_nor_enters_the_collection(tmp_path: Path
             bad.curriculum.specialties,
         )
         for body in bodies:
-            publish(offers.KIND, body)  # an offer without a blob
+            publish(offers.KIND, body)  # offers without blobs
         share(good, 2)
         found: list[swarmd.ScoredGroup] = []
         while sum(group.author == good.report()["peer_id"] for group in found) < 2:

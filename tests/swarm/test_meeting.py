@@ -1,6 +1,6 @@
 """The README's two commands, as real processes.
 
-`swarmd bootstrap` without a word about tasks, and nodes of another curriculum, one of them of a later
+`swarmd bootstrap` runs without options for tasks; the nodes have another curriculum, and one has a later
 version.
 """
 
@@ -26,7 +26,7 @@ LATER = {"swarmd": "0.99.0", "reasoning-gym": "0.99.0"}
 
 
 def later_versions(folder: Path) -> str:
-    """Return the PYTHONPATH with which a process finds LATER installed; their contents stay the same."""
+    """Return a PYTHONPATH on which the packages of LATER appear in later versions, with the same code."""
     for package, version in LATER.items():
         info = folder / f"{package.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
@@ -52,7 +52,7 @@ def first_line(process: "subprocess.Popen[str]") -> Any:
     return json.loads(process.stdout.readline())
 
 
-def test_nodes_that_train_something_else_meet_through_a_bootstrap_node_and_share(tmp_path: Path) -> None:
+def test_nodes_of_another_curriculum_meet_through_a_bootstrap_node_and_share(tmp_path: Path) -> None:
     with ExitStack() as stack:
         loopback = ["--listen", "/ip4/127.0.0.1/tcp/0"]
         boot = started(
@@ -78,7 +78,7 @@ def test_nodes_that_train_something_else_meet_through_a_bootstrap_node_and_share
                 str(tmp_path / engine / str(number)),
             ]
             sapo = {"SWARMD_SWARM_CURRICULUM": "sapo-9", "SWARMD_SWARM_ENGINE": engine}
-            # Otherwise the folder that it starts in comes first.
+            # PYTHONSAFEPATH, because otherwise the working folder comes first.
             sapo |= {"PYTHONPATH": later, "PYTHONSAFEPATH": "1"} if number else {}
             nodes.append(started(stack, *words, "--bootstrap", address, "--json", **sapo))
         for number, (node, engine) in enumerate(zip(nodes, ENGINES, strict=True)):

@@ -1,7 +1,7 @@
-"""Own tasks and own rewards in real processes.
+"""An operator's own tasks and rewards, in real processes.
 
-Nodes with the same questions meet and share, even with different rewards; one whose file has changed ends and
-says so.
+Nodes with the same questions meet and share, even with different rewards. A node whose task file changes ends
+with a message.
 """
 
 import os
@@ -33,18 +33,18 @@ ALL = {
 def joined(
     stack: ExitStack, folder: Path, bootstrap: list[str], *words: str, **settings: str
 ) -> tuple["subprocess.Popen[str]", list[str]]:
-    """Start a node, and return it and the words with which other nodes join by it."""
+    """Start a node; return it and the arguments with which other nodes join through it."""
     pace = ["--pace", "1", "--state-dir", str(folder), "--json"]
     node = started(stack, "join", *COMMON, *pace, *bootstrap, *words, **ALL, **settings)
     output = node.stdout
     assert output is not None
-    # A node waits if nobody reads its lines
+    # A node blocks if its output is not read.
     threading.Thread(target=output.read, daemon=True).start()
     status = until(folder, lambda status: bool(status["addresses"]), node)
     return node, bootstrap or ["--bootstrap", status["addresses"][0]]
 
 
-def test_two_nodes_with_different_rewards_share_and_each_scores_with_its_own(tmp_path: Path) -> None:
+def test_two_nodes_with_different_rewards_share_and_each_uses_its_own_reward(tmp_path: Path) -> None:
     (tmp_path / "least.py").write_text("def reward(facts, answer, score):\n    return 0.75 - score / 2\n")
     rewards = {"usual": "", "own": str(tmp_path / "least.py")}
     with ExitStack() as stack:
@@ -65,9 +65,9 @@ def test_two_nodes_with_different_rewards_share_and_each_scores_with_its_own(tmp
         assert not any(Reason.UNKNOWN_TASK.value in line.rejected for line in (*usual, *own))
 
 
-def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_path: Path) -> None:
+def test_nodes_with_the_same_tasks_share_and_a_node_whose_file_changes_ends(tmp_path: Path) -> None:
     copy = tmp_path / "copy.py"
-    copy.write_bytes(EXAMPLE.read_bytes())  # only its contents count
+    copy.write_bytes(EXAMPLE.read_bytes())  # the same contents at another path
     with ExitStack() as stack:
         nodes = {}
         bootstrap: list[str] = []
@@ -80,7 +80,7 @@ def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_pat
         )
 
         copy.write_text(copy.read_text() + "\n# edited")
-        # The next one reads the file again
+        # The next trainer reads the file again.
         os.kill(control.call(tmp_path / "second", "status", dict)["trainer"]["pid"], signal.SIGKILL)
         assert nodes["second"].wait(timeout=TIMEOUT_S) == 2
         assert (

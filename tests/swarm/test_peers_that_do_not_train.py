@@ -1,6 +1,6 @@
-"""A person at a terminal and a rule share with a node that trains.
+"""A person at a terminal and a rule-based program share with a node that trains.
 
-Real processes on loopback.
+All are real processes on loopback.
 """
 
 import codecs
@@ -46,8 +46,10 @@ ENGINE = {"SWARMD_SWARM_ENGINE": "libp2p"}
 
 
 class Learner(NamedTuple):
-    """A node with default settings, except for its gate: it trains on right answers, however unlike its own
-    they are."""
+    """A node with default settings, but without the gate.
+
+    So it trains on right answers even if they are very different from its own.
+    """
 
     state: Path
     process: "subprocess.Popen[str]"
@@ -57,13 +59,13 @@ class Learner(NamedTuple):
         return control.call(self.state, operation, dict, timeout=TIMEOUT_S)
 
     def peer(self, peer_id: str) -> dict[str, Any]:
-        """Its knowledge of one peer."""
+        """Return the node's information about one peer."""
         return next(
             (row for row in self.says("peers")["peers"] if row["id"] == peer_id), {"frames": 0, "model": None}
         )
 
     def trained_on(self) -> int:
-        """External rollouts that were trained on, in all rounds so far."""
+        """Return the number of external rollouts that were trained on in all rounds so far."""
         return sum(line.external for line in read_metrics(self.state / "metrics.jsonl"))
 
 
@@ -91,7 +93,7 @@ def learner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
 
 
 class Terminal:
-    """A program that believes itself at a terminal."""
+    """A program that runs at a pseudo-terminal."""
 
     def __init__(self, *words: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -100,27 +102,27 @@ class Terminal:
             command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=os.environ | ENGINE, text=True
         )
         os.close(theirs)
-        # A letter may come in two pieces
+        # The bytes of a character may arrive in two pieces.
         self._said, self._decoder = "", codecs.getincrementaldecoder("utf-8")()
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
 
     def wait_for(self, pattern: str) -> str:
-        """Its output up to here; it is not looked at again."""
+        """Wait until the new output matches the pattern, and return the output up to the end of the match."""
         while (found := re.search(pattern, self._said)) is None:
             assert select.select([self._ours], [], [], TIMEOUT_S)[0], f"no {pattern!r} in {self._said!r}"
             try:
                 self._said = (self._said + self._decoder.decode(os.read(self._ours, 4096))).replace(
                     "\r\n", "\n"
                 )
-            except OSError:  # it has ended
+            except OSError:  # the program has ended
                 raise AssertionError(f"no {pattern!r} in {self._said!r}; {self.said_last()}") from None
         said, self._said = self._said[: found.end()], self._said[found.end() :]
         return said
 
     def said_last(self) -> str:
-        """Its standard error, once it is gone."""
+        """Return the program's standard error after its end."""
         return self.process.communicate(timeout=TIMEOUT_S)[1]
 
     def __enter__(self) -> "Terminal":
@@ -132,7 +134,7 @@ class Terminal:
         os.close(self._ours)
 
 
-def test_a_person_answers_at_a_terminal_and_a_node_trains_on_it(learner: Learner, tmp_path: Path) -> None:
+def test_a_node_trains_on_answers_that_a_person_gives_at_a_terminal(learner: Learner, tmp_path: Path) -> None:
     before = learner.trained_on()
     words = [
         "--curriculum",
@@ -160,13 +162,13 @@ def converse(terminal: Terminal, learner: Learner) -> None:
     for _ in range(3):
         sum_ = re.findall(r"Calculate (\d+) ([+-]) (\d+)", terminal.wait_for("answer> "))[0]
         truths.append(int(sum_[0]) + int(sum_[1] + sum_[2]))
-        if len(truths) == 1:  # wrong, and then right
+        if len(truths) == 1:  # first wrong, then right
             terminal.type("/help\n")
             terminal.wait_for("/quit or Ctrl-D: leave.")
             terminal.type("1000\n")
             assert "Not right." in terminal.wait_for("again, 1 left, Enter gives up> ")
             terminal.type(f"a sum: <answer>{truths[-1]}</answer>\n")
-        elif len(truths) == 2:  # right at once, over two lines
+        elif len(truths) == 2:  # right at once, on two lines
             terminal.type(f"\\\n{truths[-1]}\n")
         else:
             terminal.type("wrong\n\n")
@@ -174,7 +176,7 @@ def converse(terminal: Terminal, learner: Learner) -> None:
     assert "nodes do not learn from wrong answers alone. 3 answered, 2 right, 2 shared." in terminal.wait_for(
         "2 shared."
     )
-    # Those that waited for a peer come together
+    # Rollouts that waited for a peer arrive together.
     assert wait_until(lambda: (row := learner.peer(me))["frames"] >= 1 and row)["rejected"] == 0
     until(learner.state, lambda _: learner.trained_on() >= before + 2, learner.process)
     wait_until(lambda: learner.peer(me)["model"] == "a person")
@@ -184,7 +186,7 @@ def converse(terminal: Terminal, learner: Learner) -> None:
     terminal.type("\x04")  # Ctrl-D
 
 
-def test_a_rule_of_ten_lines_joins_as_a_peer(learner: Learner, tmp_path: Path) -> None:
+def test_the_example_rule_program_joins_as_a_peer(learner: Learner, tmp_path: Path) -> None:
     before = learner.trained_on()
     command = [
         sys.executable,
@@ -210,7 +212,7 @@ def test_a_rule_of_ten_lines_joins_as_a_peer(learner: Learner, tmp_path: Path) -
             rule.kill()
 
 
-def test_an_unknown_kind_is_counted_in_the_status_and_the_metrics(learner: Learner) -> None:
+def test_messages_of_an_unknown_kind_are_counted_in_status_and_metrics(learner: Learner) -> None:
     member = real_member("libp2p", 9, Topic("main", swarm_digest(TINY_9)), bootstrap=[learner.address])
     why = Reason.UNKNOWN_KIND.value
 
@@ -233,13 +235,13 @@ def test_an_unknown_kind_is_counted_in_the_status_and_the_metrics(learner: Learn
 
 
 def test_a_signal_during_the_start_ends_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the moment at which the network thread has started, but its event loop has not."""
+    """The signal comes when the network thread has started, but not yet its event loop."""
     run, before, main = network.run, signal.getsignal(signal.SIGTERM), threading.main_thread().ident
     assert main is not None
 
     def late(member: Callable[[], Awaitable[None]]) -> None:
         signal.pthread_kill(main, signal.SIGTERM)
-        wait_until(lambda: peer._closed)  # the block is being left
+        wait_until(lambda: peer._closed)  # the `with` block is being left
         run(member)
 
     monkeypatch.setattr(network, "run", late)
@@ -247,5 +249,5 @@ def test_a_signal_during_the_start_ends_the_peer(tmp_path: Path, monkeypatch: py
     config = NodeConfig.model_validate({"swarm": swarm})
     peer = JoinedSwarm(config, StateFolder.open(tmp_path), "a rule")
     with pytest.raises(SystemExit), ended_by_signals(), peer.open():
-        raise AssertionError("it has started all the same")
+        raise AssertionError("the peer has started despite the signal")
     assert signal.getsignal(signal.SIGTERM) == before and not in_use(tmp_path)

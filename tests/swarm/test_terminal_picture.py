@@ -1,4 +1,4 @@
-"""`scripts/terminal-picture`: a short real run becomes an SVG."""
+"""`scripts/terminal-picture` turns a short real run into an SVG."""
 
 import os
 import subprocess
@@ -15,14 +15,14 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def words(picture: Path) -> str:
-    """Return the picture's text, of all moments."""
+    """Return the picture's text at all moments."""
     parts = (part.strip() for part in ElementTree.parse(picture).getroot().itertext())
     return " ".join(" ".join(parts).split())
 
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_a_short_run_becomes_a_picture_with_its_words(tmp_path: Path) -> None:
+def test_a_short_run_becomes_a_picture_with_its_output(tmp_path: Path) -> None:
     picture = tmp_path / "join.svg"
     command = [sys.executable, ROOT / "scripts" / "terminal-picture", picture, "--rounds", "2"]
     slowly = os.environ | {"SWARMD_ROUND_PACE": "3", "SWARMD_SWARM_MDNS": "off"}
@@ -35,6 +35,6 @@ def test_a_short_run_becomes_a_picture_with_its_words(tmp_path: Path) -> None:
     assert not list(ElementTree.parse(picture).getroot().iter(f"{SVG}script"))
 
 
-def test_the_picture_of_the_documents_has_a_whole_run() -> None:
+def test_the_picture_in_the_documents_shows_a_complete_run() -> None:
     shown = words(ROOT / "docs" / "join.svg")
     assert "round 40 of 40" in shown and "2 heard, 2 connected" in shown

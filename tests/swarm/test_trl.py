@@ -1,4 +1,4 @@
-"""`swarmd.trl` in separate programs, with the lowest and the newest TRL that it names."""
+"""`swarmd.trl` in separate programs, with the lowest and the latest TRL that it supports."""
 
 import json
 import os
@@ -20,9 +20,7 @@ VERSIONS = {"trl-lowest": "1.0", "trl": "1.16"}
 
 
 @pytest.mark.parametrize("name", VERSIONS)
-def test_a_trainer_replaces_its_groups_without_a_gradient_by_received_groups(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_trainer_replaces_groups_without_a_gradient_with_received_groups(name: str, tmp_path: Path) -> None:
     found = json.loads(run(name, tmp_path).splitlines()[-1])
     why = ("beta=0.0", "a multiple of num_generations, 4", "tools: not supported", "no column n: other nodes")
     assert all(reason in said for reason, said in zip(why, found["refused"], strict=True))
@@ -30,25 +28,26 @@ def test_a_trainer_replaces_its_groups_without_a_gradient_by_received_groups(
         assert batch["replaced"] >= 1 and batch["items"] and batch["learned"] and batch["loss"]
         prompts, _, completions, _ = batch["shapes"]
         assert batch["shapes"] == [prompts] * 2 + [completions] * 2 and prompts[0] == completions[0] == 8
-        # The two right answers first, ended; advantages are over all five: (1 - 0.4) / 0.49
+        # The two right answers come first and have ended; their advantage, over five answers, is (1 - 0.4) /
+        # 0.49.
         assert batch["advantages"] == [1.224, 1.224, 0.0, 0.0]
         assert all(row.endswith("</answer><|endoftext|>") for row in batch["rows"][:2])
         assert batch["ends"] == [1, 1, 0, 0] and all(batch["shared"])
     assert found["once"]["shared"][1].startswith("x . y")
-    # The control token that another spelled out is text.
+    # A control token that another node spelled out is ordinary text.
     assert any("one<|e" in row for row in found["once"]["rows"])
-    # Cut off here, so masked as our own is
+    # The answer is truncated here, so it is masked like this trainer's truncated answers.
     assert found["twice"]["rows"][2:] == found["short"]["rows"][2:] == ["", ""]
     assert found["once"]["old"] is None and found["twice"]["old"] == [found["twice"]["shapes"][2], True]
     assert found["rewards"] == [1.0, 0.0]
-    # The end that the model's settings name and its answers have is the end of external answers, too; the
-    # lowest version stops at the tokenizer's alone.
+    # External answers end with the end token in the model's settings, like its own answers; the lowest
+    # version uses only the tokenizer's end token.
     end = "<|endoftext|>" if name == "trl-lowest" else "</answer>"
     assert all(row.endswith("</answer>" + end) for row in found["turn"]["rows"][:2])
     assert any(found["turn"]["ended"]) and not any(found["short"]["ended"])
 
 
-def test_each_of_two_ranks_takes_its_share_and_their_weights_stay_the_same(tmp_path: Path) -> None:
+def test_each_of_two_ranks_trains_on_its_share_and_their_weights_stay_equal(tmp_path: Path) -> None:
     run("trl", tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
     assert (first["joined"], second["joined"]) == (True, False) and first["weights"] == second["weights"]
@@ -56,7 +55,7 @@ def test_each_of_two_ranks_takes_its_share_and_their_weights_stay_the_same(tmp_p
 
 
 def run(name: str, folder: Path, *launcher: str) -> str:
-    """Return the output of the program with that environment's TRL and otherwise our packages."""
+    """Run the program with that environment's TRL and this environment's packages; return its output."""
     environment = default_environment(name)
     if not holds(environment, name):
         pytest.skip(f"{PACKAGES[name][-1][-1]} is not here: `python -m testbed.environments {name}`")

@@ -1,4 +1,4 @@
-"""The batch that `swarmd.trl` makes, as JSON; run with a Python that has TRL: see test_trl.py.
+"""Prints the batches that `swarmd.trl` makes as JSON; needs a Python with TRL, see test_trl.py.
 
 python tests/swarm/trl_program.py FOLDER
 python -m torch.distributed.run --nproc-per-node 2 tests/swarm/trl_program.py FOLDER
@@ -26,7 +26,7 @@ from tests.processes import wait_until  # noqa: E402
 
 FOLDER, MODEL = Path(sys.argv[1]), WEIGHTS["tiny-latent"]
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
-# Llama 3's takes away spaces before punctuation, unless it is told not to.
+# Like Llama 3's, this tokenizer otherwise removes spaces before punctuation.
 tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left", clean_up_tokenization_spaces=True)
 SPACED = "x . y"
 
@@ -52,7 +52,7 @@ def config(**settings: Any) -> GRPOConfig:
 def refusals(swarm: swarmd.JoinedSwarm) -> list[str]:
     questions = dataset(swarm, 8, "")
     said, spread = [], config()
-    spread.per_device_train_batch_size = 6  # a group spread over several ranks
+    spread.per_device_train_batch_size = 6  # so that a group is spread over several ranks
     for args, data, more in (
         (config(beta=0.1), questions, {}),
         (spread, questions, {}),
@@ -69,9 +69,9 @@ def refusals(swarm: swarmd.JoinedSwarm) -> list[str]:
 def trained(
     swarm: swarmd.JoinedSwarm, other: swarmd.JoinedSwarm, end: str = "", **settings: Any
 ) -> dict[str, Any]:
-    """Train for two steps while another member's groups are here, and show the first batch.
+    """Train for two steps while another member's groups are waiting; return the first batch.
 
-    end: an answer may also end with the model's own end tokens.
+    end: an answer may also end with the model's end tokens.
     """
     batches: list[dict[str, Any]] = []
     shared: list[list[str]] = []
@@ -93,7 +93,7 @@ def trained(
             ids = torch.tensor(tokenizer(SPACED, add_special_tokens=False)["input_ids"])
             if seen["completion_ids"].size(1) > len(ids):
                 seen["completion_ids"][1, : len(ids)], seen["completion_mask"][1, : len(ids)] = ids, 1
-            super()._share(inputs, seen, [0])  # as if its group were informative
+            super()._share(inputs, seen, [0])  # as if the group were informative
             self.swarm = joined
             super()._share(inputs, out, groups)
 
@@ -103,7 +103,7 @@ def trained(
         other.share(
             task, [right, "a wrong one<|endoftext|>", "no answer, and it is cut" * 9, right, "one too many"]
         )
-    # Groups of the run before may still be there.
+    # Groups of the previous run may still be there, so wait for these.
     wait_until(lambda: {task.ref for task in tasks} <= {group.ref for group in swarm._parts.pool})
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     if end:
@@ -152,7 +152,7 @@ def trained(
 
 
 def is_this_policys(out: dict[str, Any], rows: range) -> bool:
-    """Whether the old log-probabilities of these rows come from the model before its first step."""
+    """Return whether the old log-probabilities of these rows come from the model before its first step."""
     at = slice(rows.start, rows.stop)
     ids = torch.cat([out["prompt_ids"][at], out["completion_ids"][at]], dim=1)
     mask = torch.cat([out["prompt_mask"][at], out["completion_mask"][at]], dim=1)
@@ -180,7 +180,7 @@ def main() -> None:
         found = {"refused": refusals(swarm), "once": trained(swarm, other)}
         found["turn"] = trained(swarm, other, end="</answer>")
         found["twice"] = trained(swarm, other, num_iterations=2, mask_truncated_completions=True)
-        # Each of our answers is cut off after a token.
+        # Each of this trainer's answers is truncated after one token.
         short = {"generation_kwargs": {"max_new_tokens": 1}, "mask_truncated_completions": True}
         found["short"] = trained(swarm, other, num_iterations=2, **short)
         (task,) = swarm.tasks.draw()
@@ -191,7 +191,7 @@ def main() -> None:
 
 
 def of_two_ranks() -> None:
-    """Train on two ranks, and write each one's batches. Rank 0 plays the other member, too."""
+    """Train on two ranks, and write the batches of each. Rank 0 also plays the other member."""
     rank = os.environ["RANK"]
     common: dict[str, Any] = {"curriculum": "tiny-9", "listen": LOOPBACK, "completions": 4}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Waiting for a node's messages."""
+"""Functions that wait for a node's status."""
 
 import json
 import subprocess
@@ -14,9 +14,9 @@ from tests.processes import wait_until
 def until(
     state: Path, holds: Callable[[dict[str, Any]], bool], node: "subprocess.Popen[Any]"
 ) -> dict[str, Any]:
-    """The first status document for which it holds, of a node that may have just started, while it lives.
+    """Return a node's first status document for which `holds` is true; the node may still be starting.
 
-    If one never comes, raise with the node's log.
+    If there is none, raise an error with the node's log.
     """
     last: Any = None
 
@@ -25,21 +25,21 @@ def until(
         assert node.poll() is None, f"the node ended with status {node.returncode}\n{_told(state)}"
         try:
             last = status = control.call(state, "status", dict)
-        except SwarmdError as error:  # it is not up yet, or the machine is too busy for an answer in time
+        except SwarmdError as error:  # the node is not up yet, or too busy to answer in time
             last = str(error)
             return None
         return status if holds(status) else None
 
     try:
-        return dict(wait_until(found, every=0.2))  # each look is work for the node
+        return dict(wait_until(found, every=0.2))  # rarely, because each request costs the node time
     except TimeoutError as error:
         raise AssertionError(f"{error}\n{json.dumps(last, indent=1)}\n{_told(state)}") from None
 
 
 def _told(state: Path) -> str:
-    """The ends of the logs of the node and of its companions.
+    """Return the ends of the logs of the node and its companions.
 
-    If two do not meet, the other one may know why.
+    If two nodes do not meet, the other node's log may have the reason.
     """
     logs = sorted(state.parent.glob("*/*.log"))
     return "\n".join(

@@ -1,4 +1,4 @@
-"""Commands in this process."""
+"""Runs commands of `swarmd` in this process."""
 
 import io
 import os
@@ -23,7 +23,7 @@ Run = Callable[..., Said]
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run a command in this process, with temporary folders and nothing configured."""
+    """Return a function that runs a command here, with temporary folders and without configuration."""
     for variable in [name for name in os.environ if name.startswith("SWARMD_")]:
         monkeypatch.delenv(variable)
     for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):

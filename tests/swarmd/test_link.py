@@ -1,4 +1,4 @@
-"""Both ends of the socket pair, over a real one."""
+"""The daemon's and the trainer's end of their link, tested over a real socket pair."""
 
 import socket
 import threading
@@ -25,8 +25,9 @@ def rollout(n: int = 0, text: str = "text", heard: int = 0) -> Rollout:
 
 
 class Ends(NamedTuple):
-    """An open link: the daemon's socket, the trainer's end, whether the daemon is gone, and the threads of
-    the trainer's end.
+    """An open link.
+
+    `gone` is set once the daemon is gone. `threads` belong to the trainer's end.
     """
 
     daemon: socket.socket
@@ -56,7 +57,7 @@ def read(sock: socket.socket, count: int) -> list[link.ToDaemon]:
 
 
 def say(sock: socket.socket, trainer: TrainerLink, *messages: link.ToTrainer) -> None:
-    """Send, and wait until the trainer's end has heard: a stop is the last message that it hears."""
+    """Send messages and a final stop, and wait until the trainer's end has received all of them."""
     for message in (*messages, link.Stop()):
         sock.sendall(link.pack(message))
     while not trainer.stopping:
@@ -76,7 +77,7 @@ def test_the_round_receives_admitted_rollouts_once_and_in_order(ends: Ends) -> N
     assert trainer.collect() == ([], {})
 
 
-def test_messages_of_the_round_reach_the_daemon(ends: Ends) -> None:
+def test_messages_from_the_round_reach_the_daemon(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     trainer.share([], 6)
     trainer.share([rollout()], 7)
@@ -88,32 +89,32 @@ def test_messages_of_the_round_reach_the_daemon(ends: Ends) -> None:
     assert Share((rollout(),), 7) in heard and Useless((PeerId("p"),)) in heard
 
 
-def test_news_of_swarm_and_judge_reach_the_loop(ends: Ends) -> None:
+def test_news_from_swarm_and_judge_reach_the_training_loop(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     news = [link.SwarmNews(2, {"stale": 1}), link.SwarmNews(3, {"stale": 2, "malformed": 1})]
     questions = [link.JudgeQuestion("1", "old"), link.JudgeQuestion("2", "new")]
     scores = [link.JudgeScore(0.25, 4), link.JudgeScore(0.5, 8)]
     say(daemon, trainer, *news, *questions, *scores)
     assert (trainer.peers, trainer.judged) == (3, link.JudgeScore(0.5, 8))
-    # Refusals are counted until the round collects.
+    # Rejected rollouts are counted until the round collects them.
     assert (trainer.collect(), trainer.collect()) == (([], {"stale": 3, "malformed": 1}), ([], {}))
     assert (trainer.question(), trainer.question()) == (link.JudgeQuestion("2", "new"), None)
 
 
-def test_pause_and_resume(ends: Ends) -> None:
+def test_pause_and_resume_reach_the_trainer(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     for message, paused in ((link.Pause(), True), (link.Resume(), False)):
         daemon.sendall(link.pack(message))
         wait_until(lambda paused=paused: trainer.paused == paused)  # type: ignore[misc]
 
 
-def test_a_paused_trainer_rests_until_it_may_go_on_and_says_why(ends: Ends) -> None:
+def test_a_paused_trainer_rests_until_it_is_resumed_and_reports_the_cause(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     rests: list[bool] = []
     given_back: list[str] = []
     trainer.rest_along(rests.append)
     trainer.give_back = lambda: given_back.append(trainer.pause.cause if trainer.pause else "")
-    trainer.rest()  # at once: nobody said anything
+    trainer.rest()  # returns at once, because there is no pause
     assert trainer.rested == 0 and rests == [False]
 
     def during(*messages: link.ToTrainer) -> threading.Thread:
@@ -127,29 +128,29 @@ def test_a_paused_trainer_rests_until_it_may_go_on_and_says_why(ends: Ends) -> N
     assert read(daemon, 1) == [link.TrainerState(NodeState.PAUSED, "on battery", "plug it in")]
     daemon.sendall(link.pack(link.Pause("night", "wait")))
     assert read(daemon, 1) == [link.TrainerState(NodeState.PAUSED, "night", "wait")]
-    daemon.sendall(link.pack(link.Pause(brief=True)))  # the pause is over, the CPU share is not
+    daemon.sendall(link.pack(link.Pause(brief=True)))  # the pause is over, but the CPU limit needs a rest
     assert read(daemon, 1) == [link.TrainerState(NodeState.TRAINING)] and resting.is_alive()
     daemon.sendall(link.pack(link.Resume()))
     resting.join(TIMEOUT_S)
     assert not resting.is_alive() and not trainer.must_rest and trainer.rested > 0
     resting = during(link.Pause())
     assert read(daemon, 1) == [link.TrainerState(NodeState.PAUSED, "you paused it", "swarmd resume")]
-    daemon.sendall(link.pack(link.Stop()))  # the current round is finished, and saved
+    daemon.sendall(link.pack(link.Stop()))  # so that the current round can be finished and saved
     resting.join(TIMEOUT_S)
     assert not resting.is_alive() and read(daemon, 1) == [link.TrainerState(NodeState.TRAINING)]
     assert rests == [False, True, True, True, False, True, False]
     assert given_back == ["on battery", "night", "you paused it"]
 
 
-def test_workers_that_rest_along_learn_the_present_state_first(ends: Ends) -> None:
-    """A pause that comes in just then is not undone by the first word."""
+def test_workers_first_learn_the_current_state_and_then_its_changes(ends: Ends) -> None:
+    """A pause that arrives during the first notice still takes effect."""
     daemon, trainer, *_ = ends
     rests: list[bool] = []
 
     def told(resting: bool) -> None:
         if not resting:
             daemon.sendall(link.pack(link.Pause()))
-            time.sleep(0.05)  # it comes in
+            time.sleep(0.05)  # the pause arrives
         rests.append(resting)
 
     trainer.rest_along(told)
@@ -157,16 +158,16 @@ def test_workers_that_rest_along_learn_the_present_state_first(ends: Ends) -> No
     assert rests == [False, True]
 
 
-def test_the_end_of_the_daemon_is_noticed_at_once(ends: Ends) -> None:
+def test_the_trainer_notices_the_end_of_the_daemon_at_once(ends: Ends) -> None:
     daemon, _, gone, _ = ends
     daemon.close()
     assert gone.wait(TIMEOUT_S)
 
 
-def test_a_flood_costs_rollouts_never_words_and_nobody_waits(ends: Ends) -> None:
-    """Nothing reads the daemon's end.
+def test_a_full_queue_loses_rollouts_but_no_state_and_does_not_block(ends: Ends) -> None:
+    """The daemon does not read while the trainer sends many rollouts.
 
-    The trainer goes on sending messages, and all messages about state are there afterwards.
+    The trainer does not wait, and its messages about state arrive afterwards.
     """
     daemon, trainer, *_ = ends
     for n in range(5000):
@@ -184,7 +185,7 @@ def test_a_flood_costs_rollouts_never_words_and_nobody_waits(ends: Ends) -> None
     assert len(shared) < 5000 and shared[-1] == 4999 and shared == sorted(shared)
 
 
-def test_no_word_is_ever_dropped_and_of_rollouts_the_oldest() -> None:
+def test_a_full_queue_drops_the_oldest_rollouts_and_no_other_message() -> None:
     queue = link.MessageQueue(rollouts=2)
     for n in range(50):
         queue.put(link.TrainerState(NodeState.TRAINING, str(n)))
@@ -195,18 +196,15 @@ def test_no_word_is_ever_dropped_and_of_rollouts_the_oldest() -> None:
     assert queue.pop() is None
 
 
-def test_a_round_that_takes_long_finds_the_newest_rollouts_only(ends: Ends) -> None:
+def test_a_long_round_is_followed_by_the_latest_rollouts_only(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     flood = range(link.MAX_WAITING_ROLLOUTS + 10)
     say(daemon, trainer, *(Deliver(rollout(n)) for n in flood))
     assert [r.ref.n for r in trainer.collect()[0]] == list(flood)[10:]
 
 
-def test_a_closed_link_reports_no_lost_peer(ends: Ends) -> None:
-    """Otherwise a finished trainer would end as one that was left alone.
-
-    At once, and before its last words.
-    """
+def test_closing_the_link_does_not_report_a_lost_daemon(ends: Ends) -> None:
+    """Otherwise a finished trainer would end at once, before its last messages, as if the daemon had died."""
     daemon, trainer, gone, threads = ends
     trainer.tell(link.Stopped(1))
     trainer.close()
@@ -216,10 +214,10 @@ def test_a_closed_link_reports_no_lost_peer(ends: Ends) -> None:
     assert not gone.is_set()
 
 
-def test_messages_to_a_daemon_that_is_gone_are_lost_quietly(
+def test_messages_to_an_ended_daemon_are_lost_without_an_error(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends with things unread, so that our end meets a reset, not an end of file."""
+    """The daemon ends with unread data, so the trainer gets a connection reset, not an end of file."""
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     daemon, trainer, gone, threads = ends
@@ -235,11 +233,11 @@ def test_messages_to_a_daemon_that_is_gone_are_lost_quietly(
 
 
 @pytest.mark.parametrize("message", [link.Stop(), link.Pause(), link.JudgeQuestion("1", "2 + 2?")])
-def test_waiting_ends_when_something_is_asked_of_the_loop(ends: Ends, message: link.ToTrainer) -> None:
+def test_waiting_ends_when_a_request_arrives(ends: Ends, message: link.ToTrainer) -> None:
     daemon, trainer, *_ = ends
     threading.Timer(0.05, daemon.sendall, [link.pack(message)]).start()
     begun = time.monotonic()
-    for _ in range(2):  # also if it was asked before the loop began to wait
+    for _ in range(2):  # the second time, the request arrived before the wait
         trainer.wait(TIMEOUT_S)
     assert time.monotonic() - begun < TIMEOUT_S
     assert (trainer.stopping, trainer.paused, trainer.question() is not None) == tuple(
@@ -248,7 +246,7 @@ def test_waiting_ends_when_something_is_asked_of_the_loop(ends: Ends, message: l
 
 
 @pytest.mark.parametrize("step", [1, 3, 1000])
-def test_messages_survive_any_cutting_of_the_stream(step: int) -> None:
+def test_messages_are_decoded_however_the_stream_is_split(step: int) -> None:
     sent: list[link.ToTrainer] = [
         START,
         link.Pause(),
@@ -260,6 +258,6 @@ def test_messages_survive_any_cutting_of_the_stream(step: int) -> None:
     assert [m for i in range(0, len(stream), step) for m in unpacker.feed(stream[i : i + step])] == sent
 
 
-def test_an_oversized_message_is_refused() -> None:
+def test_an_oversized_message_is_rejected() -> None:
     with pytest.raises(ValueError, match="limit"):
         link.Unpacker[link.ToDaemon](link.ToDaemon).feed(b"\xff\xff\xff\xff")

@@ -1,7 +1,7 @@
-"""Every remedy applies to the state that brings it: each table of causes is walked, row by row.
+"""Every remedy ends the problem for which it is given; the tests check each row of each table of causes.
 
-A new row without a state fails here, and so does a remedy that names a command or a setting that does not
-exist. The words themselves are not checked.
+The tests fail for a new row without an example, and for a remedy that names a command or a setting that does
+not exist. They do not check the wording.
 """
 
 import ast
@@ -41,21 +41,21 @@ def peer(ahead: float = 0.0, *, refuses: bool = False, doing: str = "training") 
     return Introduced(1, 0, "ours", "sapo-9", "swarmd 9", doing, refuses, (), ahead)
 
 
-# The facts that bring each row of `isolation.CAUSES`, and the facts once its remedy was followed.
+# For each row of `isolation.CAUSES`: facts that cause it, and the changed facts after its remedy.
 LONELY: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"connected": 1, "introduced": [peer(BEHIND_S + 60)]}, {"introduced": [peer()]}),  # the clock is set
-    ({"connected": 1, "introduced": [peer(refuses=True)]}, {"introduced": [peer()]}),  # it is forgotten
+    ({"connected": 1, "introduced": [peer(refuses=True)]}, {"introduced": [peer()]}),  # it no longer refuses
     ({"offline": True}, {"offline": False}),  # connected to a network
-    ({"bootstrap": [DEAD]}, {"bootstrap": [LIVE]}),  # its address as it is now
+    ({"bootstrap": [DEAD]}, {"bootstrap": [LIVE]}),  # the peer's current address
     (
         {"bootstrap": [LIVE], "others": {"tiny-9": 3}},
         {"others": {}, "curriculum": "tiny-9"},
-    ),  # trains with them
+    ),  # with the curriculum of these peers
     (
         {"connected": 1, "helpers": 1, "others": {"an unknown curriculum": 1}},
         {"others": {}},
-    ),  # the same tasks
-    ({}, {"connected": 1, "companions": 1}),  # somebody was invited
+    ),  # with the same tasks
+    ({}, {"connected": 1, "companions": 1}),  # a peer was invited
     ({"bootstrap": [LIVE]}, {"connected": 1, "companions": 1}),  # peers came
     ({"connected": 2, "companions": 1, "refused": {Reason.UNKNOWN_KIND: 1}}, {"refused": {}}),  # updated
     (
@@ -69,14 +69,14 @@ LONELY: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def row_of(facts: Facts) -> int | None:
-    """Return the row of `isolation.CAUSES` that is told of these facts; None: no trouble."""
+    """Return the row of `isolation.CAUSES` that applies to these facts; None if there is no problem."""
     if facts.heard and certain(facts) is None:
         return None
     rows = enumerate(isolation.CAUSES)
     return next(i for i, row in rows if row.stage is not None and row.fits(facts) is not None)
 
 
-def test_every_cause_of_hearing_nobody_ends_when_its_remedy_is_followed() -> None:
+def test_every_remedy_for_hearing_no_peer_ends_its_cause() -> None:
     found = []
     for state, healed in LONELY:
         facts = replace(ALONE, **state)
@@ -85,28 +85,28 @@ def test_every_cause_of_hearing_nobody_ends_when_its_remedy_is_followed() -> Non
         trouble = why_alone(facts)
         assert trouble.remedy and "{" not in trouble.cause + trouble.remedy
     rows = [i for i, cause in enumerate(isolation.CAUSES) if cause.stage is not None]
-    assert sorted(found) == rows, "each row has one state here"  # type: ignore[type-var]
+    assert sorted(found) == rows, "LONELY needs one example per row"  # type: ignore[type-var]
 
 
 SEEN = learning.Lately(
     rounds=2, trained=0, skipped=0, made=16, cut=0, in_form=16, limit=0, tokens=64, rewards=3.0
 )
 TAUGHT_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"skipped": 2}, {"skipped": 0}),  # a lower rate
+    ({"skipped": 2}, {"skipped": 0}),  # with a lower learning rate
     (
         {"made": 0, "tokens": 0, "in_form": 0},
         {"made": 16, "tokens": 64, "in_form": 16},
     ),  # questions are asked
-    ({"tokens": 0}, {"tokens": 64}),  # a longer context
-    ({"cut": 16, "in_form": 0}, {"cut": 0, "in_form": 16}),  # more room
-    ({"in_form": 0}, {"in_form": 16}),  # the form was shown
-    ({"rewards": 0.0}, {"rewards": 3.0}),  # easier questions
-    ({"rewards": 16.0}, {"rewards": 3.0}),  # harder questions
-    ({}, {"trained": 9}),  # more completions
+    ({"tokens": 0}, {"tokens": 64}),  # with a longer context
+    ({"cut": 16, "in_form": 0}, {"cut": 0, "in_form": 16}),  # with more tokens per answer
+    ({"in_form": 0}, {"in_form": 16}),  # with an example of the form
+    ({"rewards": 0.0}, {"rewards": 3.0}),  # with easier questions
+    ({"rewards": 16.0}, {"rewards": 3.0}),  # with harder questions
+    ({}, {"trained": 9}),  # with more completions
 ]
 
 
-def test_every_cause_of_learning_nothing_ends_when_its_remedy_is_followed() -> None:
+def test_every_remedy_for_learning_nothing_ends_its_cause() -> None:
     def row(seen: learning.Lately) -> int | None:
         return None if seen.trained else next(i for i, each in enumerate(learning.CAUSES) if each[2](seen))
 
@@ -119,7 +119,7 @@ def test_every_cause_of_learning_nothing_ends_when_its_remedy_is_followed() -> N
 NOON = datetime(2026, 7, 1, 12).timestamp()
 ALL = {"battery": "pause", "metered": "pause", "load": "50 %", "gpu": "50 %"}
 CALM = MachineFacts(on_battery=False, load=0.0, metered=False, gpu=0.0)
-# The facts that bring each pause, by its kind.
+# For each kind of pause: facts that cause it.
 PAUSES: dict[str, dict[str, Any]] = {
     "battery": {"on_battery": True},
     "metered": {"metered": True},
@@ -130,11 +130,11 @@ PAUSES: dict[str, dict[str, Any]] = {
 
 
 def kinds() -> set[str]:
-    """Return the kinds of PauseCause that the code makes."""
+    """Return the kinds of PauseCause in the product's code."""
     return {ast.literal_eval(call.args[0]) for _, call in calls() if called(call) == "PauseCause"}
 
 
-def test_every_pause_has_a_state_and_ends_with_it() -> None:
+def test_every_pause_ends_with_its_cause() -> None:
     assert kinds() == {*PAUSES, "month", "user"}
     for kind, state in PAUSES.items():
         when = WhenConfig.model_validate(ALL | {"hours": ("20:00-23:00",)} if kind == "hours" else ALL)
@@ -143,17 +143,19 @@ def test_every_pause_has_a_state_and_ends_with_it() -> None:
         evening = NOON + 9 * 3600
         assert not PauseConditions(when).check(CALM, evening if kind == "hours" else NOON)
     month = out_of_budget(10, 10, NOON)
-    assert month is not None and month.until is not None and out_of_budget(11, 10, NOON) is None, "raised"
+    assert month is not None and month.until is not None and out_of_budget(11, 10, NOON) is None, (
+        "a raised limit does not end the pause"
+    )
 
 
-def test_every_reason_with_a_remedy_is_told_with_it() -> None:
+def test_every_rejection_reason_is_reported_with_its_remedy() -> None:
     for reason, remedy in _REMEDIES.items():
         facts = replace(ALONE, connected=2, companions=1, refused={reason: 9})
         said = why_alone(facts)
         assert said.remedy == remedy or reason in isolation._NOT_A_CAUSE, reason
 
 
-# `scripts/messages` reads the product's texts.
+# `scripts/messages` extracts the product's texts.
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "messages"))
 TREES: dict[str, ast.Module] = SCRIPT["trees"]()
 written, called, is_error = SCRIPT["written"], SCRIPT["called"], SCRIPT["is_error"]
@@ -168,7 +170,7 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Yield each text of the product, whole, and the docstrings that are shown, with its place."""
+    """Yield each complete text of the product, and each docstring that users see, with its place."""
     for file, tree in TREES.items():
         shown = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name in ERRORS]
         yield from ((f"{file}:{node.lineno}", ast.get_docstring(node) or "") for node in shown)
@@ -187,7 +189,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def options() -> dict[str, set[str]]:
-    """Return each command, such as `swarmd doctor model`, with its options."""
+    """Return the options of each command, such as `swarmd doctor model`."""
     found: dict[str, set[str]] = {}
 
     def add(name: str, command: Any) -> None:
@@ -202,12 +204,12 @@ def options() -> dict[str, set[str]]:
 
 COMMANDS = options()
 GROUPS = {name.rpartition(" ")[0] for name in COMMANDS}
-# Options of other programs that we name.
+# Options of other programs that remedies name.
 OTHERS = {"--outfile", "--no-deps"}
 
 
 def command_of(words: list[str]) -> str:
-    """Return the longest command that the words begin with."""
+    """Return the longest command with which the words begin."""
     name = words[0]
     for word in words[1:]:
         if f"{name} {word}" not in COMMANDS:
@@ -226,7 +228,7 @@ def test_a_remedy_names_only_commands_and_options_that_exist() -> None:
             unknown += [f"{place}: {quoted}"] * (name in GROUPS and bool(rest) and rest[0].isalpha())
             given = {re.split("[={]", word)[0] for word in rest if word.startswith("--")}
             unknown += [f"{place}: {quoted}: {word}" for word in given - COMMANDS[name]]
-        # `swarmd/terminal.py` and further modules work for both programs.
+        # Modules such as `swarmd/terminal.py` serve both programs.
         known = {word for each in COMMANDS.values() for word in each}
         for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"`[^`]*`", "", text))):
             unknown += [f"{place}: {option}"] * (option not in known | OTHERS)
@@ -237,7 +239,7 @@ FILES = {"jsonl", "gguf", "md", "json", "py", "toml", "safetensors", "jinja", "k
 
 
 def named_settings(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield section, key and the value that a text asks for, if any."""
+    """Yield section, key, and the value (or "") of each setting that a text names."""
     form = r"(?<![\w./{-])([a-z]+)\.([a-z_]+)(?![\w(/-])(?:(?: =| to)? ([\"'][^\"']*[\"']|\[[^\]]*\]|\d+))?"
     yield from re.findall(form, text)
 
@@ -260,21 +262,21 @@ def test_a_remedy_names_only_settings_and_values_that_exist() -> None:
     assert not unknown, "\n".join(unknown)
 
 
-# Remedies that set a setting which the function does not read: why it can be applied.
+# Functions whose remedies name a setting that the function does not read, and why this is right.
 ALWAYS = {
     "swarmd/policy/models/device.py:": "the caller found the part that needs the change",
-    "swarmd/daemon/diagnosis/": "tables, which are walked above",
+    "swarmd/daemon/diagnosis/": "tables, which the tests above check",
     "swarmd/cli/": "examples",
-    "p2p/peers/mdns.py:run": "runs only if it is on",
+    "p2p/peers/mdns.py:run": "runs only if the setting is on",
     "swarmd/policy/models/fit.py:_alternatives": "tries each change",
-    "swarmd/policy/models/lora.py:require_nf4": "called for nf4 alone",
-    "swarmd/policy/training/learner.py:step": "said if no weight is an adapter's",
-    "swarmd/policy/training/optimizer.py:_adam": "called for adamw8bit alone",
+    "swarmd/policy/models/lora.py:require_nf4": "called only for nf4",
+    "swarmd/policy/training/learner.py:step": "reported only if there is no adapter",
+    "swarmd/policy/training/optimizer.py:_adam": "called only for adamw8bit",
 }
 
 
 def test_a_remedy_sets_a_setting_only_if_the_code_reads_that_setting() -> None:
-    """Otherwise the remedy reaches somebody who has set it so already, and cannot help."""
+    """Otherwise a user who has already chosen this setting could get a remedy that does not help."""
     blind = []
     for file, tree in TREES.items():
         functions = [
@@ -295,7 +297,7 @@ def test_a_remedy_sets_a_setting_only_if_the_code_reads_that_setting() -> None:
 
 
 @pytest.mark.parametrize("name", ["libp2p", "another"])
-def test_an_engine_that_cannot_be_loaded_is_replaced_by_another(
+def test_the_remedy_for_a_broken_engine_names_another_engine_if_there_is_one(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = {name: EntryPoint(name, "no_such_module:Engine", engines.GROUP)}
@@ -307,7 +309,7 @@ def test_an_engine_that_cannot_be_loaded_is_replaced_by_another(
     assert ("set swarm.engine" in str(found.value)) == (name != "libp2p")
 
 
-def test_a_damaged_file_of_the_hubs_cache_is_removed_first(tmp_path: Path) -> None:
+def test_the_remedy_for_a_damaged_file_in_the_hub_cache_is_to_remove_it(tmp_path: Path) -> None:
     cached = tmp_path / "models--owner--small" / "snapshots" / "c0ffee"
     assert model_folder.again(cached) == f"Remove {tmp_path / 'models--owner--small'} and start again"
     assert model_folder.again(tmp_path / "a folder") == "Download the model again"
@@ -337,20 +339,20 @@ def test_a_remedy_names_only_extras_packages_variables_and_files_that_exist() ->
     assert wanted and not unknown, "\n".join(unknown)
 
 
-# Errors whose cause says all: each with the reason.
+# Errors that need no remedy, each with the reason.
 PLAIN = {
-    "LabFailed": "of the programs that the lab starts: their logs are named",
-    "RunsFailed": "of the runs of an experiment: their own messages",
+    "LabFailed": "about programs that the lab starts; the message names their logs",
+    "RunsFailed": "about an experiment's runs; each run's message is included",
     "EngineFailed": "see `engine.checked`",
-    "WorkerFailed": "hands on a worker's own message",
-    "BadExperiment": "a mistake in a file, at its place",
-    "BadResults": "a file of results that cannot be written, with the system's reason",
-    "NoQuestion": "the judge is stopping",
+    "WorkerFailed": "passes on a worker's own message",
+    "BadExperiment": "names a mistake in a file and its place",
+    "BadResults": "names a file of results that cannot be written, with the system's reason",
+    "NoQuestion": "occurs only while the judge stops",
 }
 
 
 def handed_on(cause: str) -> bool:
-    """Return whether a message ends with another part's message, which has a remedy."""
+    """Return whether a message ends with the message of another part, which has its own remedy."""
     return cause.endswith(("}", "}.")) and (cause.startswith("{") or ": {" in cause or "; {" in cause)
 
 
@@ -363,7 +365,7 @@ def test_each_message_that_ends_a_program_has_a_remedy() -> None:
     assert not silent, "\n".join(silent)
 
 
-def test_a_number_with_a_unit_has_separators() -> None:
+def test_numbers_with_a_unit_have_thousands_separators() -> None:
     form = re.compile(r"\{([^{}:]+)(:[^{}]*)?\} (bytes|tokens|characters|MB)\b")
     bare = [
         f"{each.place}: {found[0]}"

@@ -1,1 +1,1 @@
-"""Swarms of real `Exchange`s in virtual time (docs/p2p.md)."""
+"""Simulates swarms of swarmd's real `Exchange` in virtual time (docs/p2p.md)."""

@@ -1,11 +1,11 @@
-"""Plays fixed scenarios of 8 to 10,000 nodes in virtual time; each node is swarmd's `Exchange`.
+"""Plays fixed scenarios of 8 to 10,000 nodes in virtual time; each node runs swarmd's `Exchange`.
 
     python -m benchmarks.network.simulation [--scenario "100 nodes"] [--seeds 3]
     python -m benchmarks.network.simulation --compare main
 
---compare plays them on this tree and on another commit, and prints the differences as markdown. docs/p2p.md
-has figures. The scenario of 10,000 nodes is played only if it is named, because it takes over ten CPU minutes
-and 5 GB.
+--compare plays the scenarios on this tree and on another commit, and prints the differences as markdown.
+docs/p2p.md has the figures. The scenario of 10,000 nodes is played only if it is named, because it takes over
+ten CPU minutes and 5 GB of memory.
 """
 
 import argparse
@@ -28,14 +28,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         epilog="\n".join(f"{name:14} {scenario.about}" for name, scenario in SCENARIOS.items()),
     )
     parser.add_argument(
-        "--scenario", action="append", choices=SCENARIOS, metavar="NAME", help="may be repeated"
+        "--scenario",
+        action="append",
+        choices=SCENARIOS,
+        metavar="NAME",
+        help="a scenario to play; may be repeated",
     )
-    parser.add_argument("--seeds", type=int, help="so many seeds, not each scenario's own number")
-    parser.add_argument("--compare", metavar="BASE", help="a commit")
+    parser.add_argument(
+        "--seeds", type=int, help="number of seeds for all scenarios, instead of each scenario's number"
+    )
+    parser.add_argument("--compare", metavar="BASE", help="the commit to compare with")
     parser.add_argument(
         "--json",
         action="store_true",
-        help="the figures as one object on the last line; the table goes to stderr",
+        help="print the figures as a JSON object on the last line, and the table on stderr",
     )
     arguments = parser.parse_args(argv)
     names = arguments.scenario or [name for name in SCENARIOS if name != "10,000 nodes"]

@@ -19,21 +19,22 @@ from benchmarks.network.simulation.play import CPU, Figures, means
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path("benchmarks", "network", "simulation")
-# A difference is marked if it exceeds the range over the seeds, and this share of the larger figure.
+# A difference is bold if it exceeds the range over the seeds and this share of the larger figure.
 MARKED = 0.05
-ERRORS = ".errors"  # the suffix of a side's file of errors
+ERRORS = ".errors"  # suffix of the file for a side's errors
 
-Runs = Mapping[str, Sequence[Figures]]  # by scenario, one of each seed
+Runs = Mapping[str, Sequence[Figures]]  # for each scenario, the figures of each seed
 
 
 class NotComparable(Exception):
-    """The other commit's exchange cannot be driven by this simulation."""
+    """This simulation cannot run the other commit's exchange."""
 
 
 def compare(base: str, options: Sequence[str]) -> str:
     """Return the comparison of this tree with a commit, as markdown.
 
-    base: any name of a commit. options: of this module's program, which says what to play.
+    base: any name of a commit. options: of `python -m benchmarks.network.simulation`; they choose the
+    scenarios.
 
     Raises:
         NotComparable: the other commit is unknown, or cannot be played.
@@ -57,7 +58,7 @@ def compare(base: str, options: Sequence[str]) -> str:
 def table(before: Runs, after: Runs) -> str:
     """Return the figures of both sides as a markdown table.
 
-    A figure that differs is shown as base → here (difference), in bold if the difference is clear (MARKED).
+    A figure that differs is shown as "base → here (difference)", in bold if the difference is clear (MARKED).
     """
     names = list(next(iter(after.values()))[0])
     lines = ["| scenario | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
@@ -79,7 +80,7 @@ def table(before: Runs, after: Runs) -> str:
 
 
 def number(value: float) -> str:
-    """Return a figure with three digits."""
+    """Format a figure with three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -95,7 +96,7 @@ def _cell(name: str, before: Sequence[Figures], after: Sequence[Figures]) -> str
 
 @contextmanager
 def _worktree(base: str) -> Iterator[Path]:
-    """Check out a commit and replace its simulation by this one."""
+    """Check out a commit, and replace its simulation with this tree's."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "base")
         if _git("worktree", "add", "--quiet", "--detach", str(tree), base).returncode:
@@ -112,7 +113,7 @@ def _worktree(base: str) -> Iterator[Path]:
 
 def _start(tree: Path, options: Sequence[str], file: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", ".".join(HERE.parts), "--json", *options]
-    # Sets of texts have the same order on both sides.
+    # A fixed hash seed, so that sets of strings have the same order on both sides.
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
     with file.open("wb") as out, file.with_suffix(ERRORS).open("wb") as errors:
         return subprocess.Popen(command, cwd=tree, env=environment, stdout=out, stderr=errors)

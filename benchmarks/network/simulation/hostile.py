@@ -1,4 +1,4 @@
-"""Hostile nodes of the simulation. Their frames pass every admission check; their faults come later."""
+"""Hostile nodes of the simulation. Their frames pass every admission check; they misbehave later."""
 
 import itertools
 import random
@@ -33,7 +33,7 @@ _Item = tuple[int, int, int, bytes]  # specialty, n, bytes, id: docs/wire.md
 
 
 class Hostile(Node):
-    """A node that acts once every `every` seconds and has no blob."""
+    """A hostile node that takes a turn about every `every` seconds and holds no blob."""
 
     every = 60.0
 
@@ -59,7 +59,7 @@ class Hostile(Node):
                 self._next()
 
     def hear(self, frame: Frame) -> None:
-        """Take another node's frame."""
+        """Handle another node's frame."""
 
     def answer(self, asked: Asked) -> None:
         self.network.reply(self, asked, MISSING)
@@ -68,7 +68,7 @@ class Hostile(Node):
         """Take a turn."""
 
     def publish(self, body: bytes, identity: Identity | None = None) -> None:
-        """Sign an offer and gossip it. identity: another key than the node's."""
+        """Sign an offer and gossip it. identity: the signing key; by default the node's own."""
         body = offers.addressed(body, self.link.address)
         now, number = EPOCH + self.network.now, next(self._numbers)
         frame = seal(identity or self.identity, SWARM_ID, number, now, offers.KIND, body)
@@ -101,7 +101,7 @@ class Copier(Hostile):
 
 
 class Flooder(Hostile):
-    """Sends more offers than an author's quota, with no blobs behind them."""
+    """Sends more offers than an author's quota allows, of blobs that do not exist."""
 
     every = 1 / 8
 
@@ -110,17 +110,17 @@ class Flooder(Hostile):
 
 
 class Silent(Hostile):
-    """Offers as often as an honest node on a quiet topic, and never answers."""
+    """Offers as often as an honest node on a quiet topic, and never answers a question."""
 
     def act(self) -> None:
         self.publish(self.invented(LOCAL_ROLLOUTS))
 
     def answer(self, asked: Asked) -> None:
-        """Leave the question open."""
+        """Never answer the question."""
 
 
 class Liar(Hostile):
-    """Serves its blobs, which hold other tasks than it offered."""
+    """Serves its blobs, but they hold other tasks than its offers named."""
 
     def __init__(self, network: Network, identity: Identity, link: Link, number: int) -> None:
         super().__init__(network, identity, link, number)
@@ -144,7 +144,7 @@ class Liar(Hostile):
 
 
 class Crowd(Hostile):
-    """One machine that offers nothing under a new key every two seconds."""
+    """One machine that every two seconds offers blobs that do not exist, each time under a new key."""
 
     every = 2.0
 
@@ -164,6 +164,6 @@ ATTACKS: Mapping[Attack, type[Hostile]] = {
 
 
 def _offer(items: list[_Item]) -> bytes:
-    """Encode an offer as docs/wire.md has it."""
+    """Encode an offer as docs/wire.md defines it."""
     specialties, ns, sizes, ids = zip(*items, strict=True)
     return msgspec.msgpack.encode([1, 1, specialties, ns, sizes, b"".join(ids)])

@@ -1,9 +1,10 @@
-"""The network in virtual time: one event loop, links, gossip, questions and churn.
+"""The simulated network in virtual time: one event loop, links, gossip, questions and churn.
 
-The loop is a heap of (time, sequence, node, event); nothing sleeps, and one seeded generator draws all
-chances. GossipSub is not simulated: each node hears a frame after some hops, at the bytes that an earlier
-simulation of the whole protocol measured. A question to a peer that is not connected needs a dial. A dial
-fails if no address is known, if the peer cannot be dialled or has left, or if its inbound places are taken.
+The loop is a heap of (time, sequence, node, event); nothing sleeps, and one seeded generator draws all random
+numbers. GossipSub is not simulated: each node hears a frame after some hops, and receives as many bytes as an
+earlier simulation of the whole protocol measured. A question to a peer that is not connected needs a dial. A
+dial fails if no address is known, if the peer cannot be dialled or has left, or if its inbound places are
+taken.
 """
 
 import heapq
@@ -27,21 +28,22 @@ from swarmd.exchange.events import Event as ExchangeEvent
 EPOCH = 1.7e9  # seconds since the epoch when the virtual time is 0
 TOPIC = Topic("simulated", "0" * 16)
 SWARM_ID = TOPIC.swarm_id
-DIALLED = 10  # members that a node dials to stay in the swarm (docs/p2p.md)
-# Inbound connections for nodes that fetch: members take some ten of 112 (`p2p.engines.libp2p.network`);
-# a relay lets 16 through (`p2p.engines.libp2p.circuits`).
+DIALLED = 10  # members that a node stays connected to (docs/p2p.md)
+# Inbound connections left for nodes that fetch: members use about ten of 112 (`p2p.engines.libp2p.network`);
+# a relay allows 16 (`p2p.engines.libp2p.circuits`).
 PLACES, RELAYED_PLACES = 100, 16
 DIAL_TRIPS = 2  # round trips of TCP and Noise before a question
-DIAL_TIMEOUT_S = 5.0  # until a dial to a peer that has left fails
+DIAL_TIMEOUT_S = 5.0  # seconds until a dial to a peer that has left fails
 FANOUT = 8.0  # nodes that one hop of gossip reaches
 
-# Bytes received, IP headers included, as measured by an earlier simulation of the whole protocol.
-COPIES = 5.4  # of a frame
-AROUND = 257  # of a copy: GossipSub, yamux and Noise, IP and TCP
-CONTROL = 1320  # of an offer: IHAVE, IWANT, GRAFT and PRUNE
-AROUND_BLOB = 900  # of a fetched blob, with its question
+# COPIES is a factor on a frame's bytes; the rest are bytes received, IP headers included. An earlier
+# simulation of the whole protocol measured them.
+COPIES = 5.4  # copies of a frame that a node receives
+AROUND = 257  # bytes of headers of a copy: GossipSub, yamux and Noise, IP and TCP
+CONTROL = 1320  # control bytes for an offer: IHAVE, IWANT, GRAFT and PRUNE
+AROUND_BLOB = 900  # bytes of headers of a fetched blob, its question included
 QUESTION = 300  # a question to a node without the blob, and its answer
-DIAL = 1500  # of a connection made, on either side
+DIAL = 1500  # bytes of a new connection, for each of its ends
 
 
 @dataclass
@@ -52,19 +54,19 @@ class Link:
     upload: float  # bytes a second
     host: str  # IPv4 address
     address: str  # the multiaddress in its offers; "" if nobody can dial the node
-    places: int  # most inbound connections of nodes that fetch
-    free_at: float = 0.0  # when the last answer in the upload queue is sent
+    places: int  # most inbound connections from nodes that fetch
+    free_at: float = 0.0  # time at which the last answer in the upload queue is sent
 
 
 class Visit(NamedTuple):
-    """A connection that was dialled for questions."""
+    """A connection that was dialled in order to ask questions."""
 
-    ready: float  # when the dial is done
-    until: float  # when it ends unless it is used
+    ready: float  # time at which the connection can be used
+    until: float  # time at which it ends unless it is used again
 
 
 class Frame(NamedTuple):
-    """A gossiped frame, with the envelope that admission makes of it."""
+    """A gossiped frame, and the envelope decoded from it."""
 
     raw: bytes
     envelope: Envelope
@@ -121,42 +123,42 @@ Event = ExchangeEvent | Arrived | Asked | Join | LookAround | NextRound | Genera
 
 @dataclass
 class Tally:
-    """Figures counted from some moment on, by honest nodes."""
+    """Figures of the honest nodes, counted from some moment on."""
 
     offers: int = 0
     rounds: int = 0
-    full: int = 0  # rounds with all J
-    places: int = 0  # filled places of the rounds
-    waits: list[float] = field(default_factory=list)  # seconds until all J; a round's length if never
+    full: int = 0  # rounds that received all J external rollouts
+    places: int = 0  # external rollouts received, at most J a round
+    waits: list[float] = field(default_factory=list)  # seconds until a round had all J; its length if never
     questions: int = 0
     delivered: int = 0
-    hostile: int = 0  # delivered rollouts of hostile authors
+    hostile: int = 0  # delivered rollouts by hostile authors
     bytes: Counter[str] = field(default_factory=Counter)  # received by all nodes, by purpose
     dials: int = 0
-    refused: int = 0  # dials that found no place
+    refused: int = 0  # dials rejected because the peer's inbound places were taken
     blamed: Counter[str] = field(default_factory=Counter)  # reports of hostile peers, by reason
     unserved: int = 0  # reports of honest peers that did not serve
     wrong: int = 0  # reports of honest peers for another peer's fault
 
 
 class Node:
-    """A node of the network. Each kind says how it takes events."""
+    """A node of the network. Each kind of node implements `take`."""
 
     def __init__(self, network: "Network", identity: Identity, link: Link) -> None:
         self.network, self.identity, self.link = network, identity, link
         self.id = identity.peer_id
         self.here = True
         self.connected: dict[PeerId, Node] = {}
-        self.visits: dict[PeerId, Visit] = {}  # of nodes that dialled it to fetch
+        self.visits: dict[PeerId, Visit] = {}  # connections from nodes that dialled it to fetch
         self.open: dict[int, Ask] = {}  # its own open questions
-        self._looks = False  # whether a `LookAround` is under way
+        self._looks = False  # whether a `LookAround` is scheduled
 
     def take(self, event: Event) -> None:
-        """Take an event whose time has come."""
+        """Handle an event whose time has come."""
         raise NotImplementedError
 
     def look_around(self) -> None:
-        """Learn within a second that the connected peers changed."""
+        """Schedule a look at the connected peers in a second, since they changed."""
         if not self._looks:
             self._looks = True
             self.network.at(self.network.now + 1.0, self, LookAround())
@@ -175,8 +177,8 @@ class Network:
         self.nodes: dict[PeerId, Node] = {}
         self.hostile: set[PeerId] = set()
         self.sent: list[float] = []  # when each offer was sent
-        self.silenced = False  # whether frames only reach the shared ears
-        self.ears: Node | None = None  # hears for all nodes, if hearing is shared
+        self.silenced = False  # whether frames reach only the shared ears
+        self.ears: Node | None = None  # hears frames for all nodes if hearing is shared
         self._dialable: list[Node] = []
         self._heap: list[tuple[float, int, Node, Event]] = []
         self._sequence = itertools.count()
@@ -187,7 +189,7 @@ class Network:
         heapq.heappush(self._heap, (time, next(self._sequence), node, event))
 
     def play(self, seconds: float) -> None:
-        """Play this many seconds. Events of nodes that have left are dropped."""
+        """Play this many seconds. Events for nodes that have left are dropped."""
         until = self.now + seconds
         while self._heap and self._heap[0][0] <= until:
             self.now, _, node, event = heapq.heappop(self._heap)
@@ -273,7 +275,7 @@ class Network:
     # Questions.
 
     def ask(self, asker: Node, ask: Ask) -> None:
-        """Take a question to its peer, and dial the peer if need be."""
+        """Deliver a question to its peer, and dial the peer if it is not connected."""
         holder, ready = self.nodes.get(ask.peer), self.now
         if holder is None or ask.peer not in asker.connected:
             visit = None if holder is None else holder.visits.get(asker.id)
@@ -306,7 +308,7 @@ class Network:
         return visit
 
     def reply(self, holder: Node, asked: Asked, reply: bytes | None) -> None:
-        """Send an answer through the holder's upload queue. None: it hangs up."""
+        """Send an answer through the holder's upload queue. reply: None if the holder hangs up."""
         asker, ask = asked
         if reply is not None and len(reply) > ask.limit:
             reply = None

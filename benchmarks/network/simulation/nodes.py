@@ -1,7 +1,8 @@
 """Honest nodes of the simulation: the product's `Exchange` with a trainer that only counts.
 
-In small swarms each node is also a real `p2p.member.Member`, so frames pass its inbox and its reputation. In
-larger ones (OWN_ADMISSION) the sender's frame is checked once, and all nodes get the same envelope.
+In small swarms each node also has a real `p2p.member.Member`, so frames pass its inbox and its reputation
+checks. In swarms of more than OWN_ADMISSION nodes, each frame is checked once, and all nodes get the same
+envelope.
 """
 
 import itertools
@@ -58,19 +59,19 @@ from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import SAPO_9, TRAINING_TASKS
 from swarmd.types import Completion, Lead, Rollout, TaskRef
 
-OWN_ADMISSION = 300  # most nodes that each have a `Member`
+OWN_ADMISSION = 300  # largest swarm in which each node has a `Member`
 ROUND = RoundConfig()
-LOCAL_ROLLOUTS = ROUND.local  # all of them are worth sharing
-CHARACTERS = 1024  # of a completion; a rollout has two
-GENERATION = 0.8  # share of a round after which its rollouts are shared
-KEPT_BYTES = 64 * 1024  # of blobs on a node without a `Member`
+LOCAL_ROLLOUTS = ROUND.local  # a round; all of them are shared
+CHARACTERS = 1024  # of a completion; a rollout has two completions
+GENERATION = 0.8  # share of a round that passes before its rollouts are shared
+KEPT_BYTES = 64 * 1024  # bytes of blobs that a node without a `Member` keeps
 _TEXT = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz0123456789 ", k=1 << 17))
 
 
 class Ears(Heard):
     """Hears offers for all nodes of a large swarm, because all of them hear the same.
 
-    heard: the shared memory. tries: whether this node's fetches count. Only one node's fetches count.
+    heard: the shared memory. tries: whether this node's fetches count; they count for one node alone.
     """
 
     def __init__(self, heard: Heard, *, tries: bool) -> None:
@@ -92,7 +93,7 @@ class Ears(Heard):
 
 
 class LastingHeard(Heard):
-    """A memory of heard offers whose figures are computed once a second."""
+    """A memory of heard offers that recomputes its figures at most once a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,12 +124,12 @@ class SharedEars(Node):
 
 
 class Line(MemoryEngine):
-    """A member's engine over the simulated network."""
+    """A member's p2p engine on the simulated network."""
 
     def __init__(self, node: "Honest", handlers: Handlers) -> None:
         super().__init__(MemorySwarm(), node.id, handlers)
         self.node = node
-        self.banned: dict[PeerId, float] = {}  # until when
+        self.banned: dict[PeerId, float] = {}  # end of the ban
 
     def publish(self, frame: bytes) -> None:
         self.node.network.gossip(self.node, frame, honest=True)
@@ -153,7 +154,7 @@ class Honest(Node):
     """One honest node.
 
     Args:
-        number: of the node; a restarted node keeps it.
+        number: the node's number, which it keeps after a restart.
         life: counts the node's starts, from 0.
         round_number: the trainer's last round.
     """
@@ -175,7 +176,7 @@ class Honest(Node):
         self._group = share_group_of_host(link.host) or ""
         self.exchange = self._build_exchange()
         self.wake_at = math.inf
-        self.runs = True  # whether the trainer begins further rounds
+        self.runs = True  # whether the trainer begins another round after this one
         self.unserved: set[PeerId] = set()  # peers that did not answer one of our questions with a blob
         self._began_at, self._tally, self._filled_at, self.had = 0.0, network.tally, math.inf, 0
         self._trained = False  # whether a round has begun
@@ -261,7 +262,7 @@ class Honest(Node):
             case Hold(blob):
                 self._store.put(blob.data)
             case Ask(number):
-                assert number not in self.open, "a number is never used twice"
+                assert number not in self.open, "the number of an open question was used again"
                 self.open[number] = output
                 network.tally.questions += 1
                 if self.member is not None and self.member.reputation.shunned(
@@ -277,7 +278,7 @@ class Honest(Node):
             case Report(peer, reason):
                 self._report(peer, reason)
             case WakeAt(time):
-                assert time > network.now, "the next time is later than now"
+                assert time > network.now, "the exchange asked to be woken in the past"
                 self.wake_at = time
                 if time < math.inf:
                     network.at(time, self, Tick())
@@ -309,7 +310,7 @@ class Honest(Node):
     def _answer(self, asked: Asked) -> None:
         asker, ask = asked
         if ask.number not in asker.open:
-            # It was cancelled.
+            # The question was cancelled.
             return
         if self.line is not None and self.line.bans(asker.id):
             self.network.reply(self, asked, None)
@@ -319,7 +320,7 @@ class Honest(Node):
     # The trainer.
 
     def rollouts(self) -> Collection[Rollout]:
-        """Return the rollouts of a round: random tasks, and texts that hardly compress."""
+        """Return the rollouts of a round: random tasks, with texts that hardly compress."""
         return [self._rollout() for _ in range(LOCAL_ROLLOUTS)]
 
     def _rollout(self) -> Rollout:
@@ -341,7 +342,7 @@ class Honest(Node):
     def _end_round(self) -> None:
         now, tally = self.network.now, self._tally
         if tally is self.network.tally:
-            # The whole round lies in the measured time.
+            # The whole round lies within the measured time.
             tally.rounds += 1
             tally.full += self.had >= ROUND.wanted
             tally.places += min(self.had, ROUND.wanted)

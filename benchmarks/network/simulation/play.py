@@ -13,9 +13,9 @@ from benchmarks.network.simulation.scenarios import Scenario
 from p2p.identity import Identity
 from swarmd.exchange.pacing import TARGET_PER_S
 
-START_S = 60.0  # all nodes start within this time
-# Rounds before the measured time from which on frames reach all boards, if hearing is shared. An offer is
-# kept for `round.max_age` rounds.
+START_S = 60.0  # seconds within which all nodes start
+# If hearing is shared, frames reach the nodes' boards only from this many rounds before the measured time on.
+# A board keeps an offer for `round.max_age` rounds.
 WARM_ROUNDS = ROUND.max_age + 1
 
 CPU = "CPU, s"
@@ -23,7 +23,7 @@ Figures = Mapping[str, float]
 
 
 class Churn(Node):
-    """Kills nodes and starts them again, with the same key and an empty memory."""
+    """Kills nodes and restarts them with the same key and without their state."""
 
     def __init__(self, network: "Swarm") -> None:
         self.swarm = network
@@ -31,7 +31,7 @@ class Churn(Node):
         self._rng = random.Random(f"churn {network.seed}")
 
     def expect(self, node: Node, after: float = 0.0) -> None:
-        """Decide when a node is killed. after: seconds until it starts."""
+        """Draw the time at which a node is killed. after: seconds until the node starts."""
         time = self._rng.expovariate(1 / self.network.scenario.stays)
         self.network.at(self.network.now + after + time, self, Leaves(node))
 
@@ -55,7 +55,7 @@ class Swarm(Network):
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         super().__init__(scenario, seed)
-        self.honest: list[Honest] = []  # by number
+        self.honest: list[Honest] = []  # by the node's number
         if scenario.shared:
             self.ears = SharedEars(self)
         churn = Churn(self) if scenario.stays else None
@@ -77,7 +77,8 @@ def play(scenario: Scenario, seed: int) -> Figures:
     """Play a scenario; return its figures in the order of the table."""
     began = time.process_time()
     swarm = Swarm(scenario, seed)
-    # Nothing here is garbage for long, and each pass of the collector would read all nodes.
+    # The simulation makes hardly any cyclic garbage, and each pass of the garbage collector would visit all
+    # nodes.
     gc.freeze()
     gc.disable()
     try:
@@ -116,7 +117,7 @@ def _figures(swarm: Swarm, tally: Tally) -> Figures:
 
 
 def _kilobytes(swarm: Swarm, tally: Tally) -> float:
-    """Return the kB that a node receives in one round of the mean length."""
+    """Return the kB that a node receives in one round of mean length."""
     per_second: float = tally.bytes.total() / len(swarm.nodes) / swarm.scenario.measured
     return per_second * fmean(node.seconds for node in swarm.honest) / 1000
 

@@ -9,24 +9,24 @@ Attack = Literal["copier", "flooder", "silent", "liar", "crowd"]
 
 @dataclass(frozen=True)
 class Scenario:
-    """One swarm. Times are seconds, rates bytes a second."""
+    """One swarm. Times are in seconds, rates in bytes a second."""
 
     about: str
     nodes: int = 100  # honest nodes
     rounds_s: tuple[float, float] = (60.0, 60.0)  # shortest and longest round of a node (log-uniform)
-    latency: float = 0.04  # median of a node's one-way delay to the middle of the internet
+    latency: float = 0.04  # median one-way delay from a node to the core of the internet
     loss: float = 0.0  # share of lost frames and of questions that are never answered
-    upload: float = 1_000_000.0  # median of a node's link
+    upload: float = 1_000_000.0  # median upload rate of a node
     nat: float = 0.0  # share of nodes that nobody can dial directly
-    relayed: float = 1.0  # share of these that a relay makes reachable
+    relayed: float = 1.0  # share of those nodes that a relay makes reachable
     stays: float = 0.0  # mean time until a node is killed; 0: never
-    away: float = 60.0  # mean time until it is started again
+    away: float = 60.0  # mean time until a killed node is restarted
     attack: Attack | None = None
     attackers: int = 0
-    settle: float = 600.0  # before the measured time
+    settle: float = 600.0  # time before the measurement begins
     measured: float = 600.0
-    # All nodes share one memory of heard offers, and one admission of each frame. Before the last three
-    # rounds of the settling time, offers are counted but not put on the boards.
+    # Whether all nodes share one memory of heard offers. If so, offers are counted but not put on the nodes'
+    # boards until the last WARM_ROUNDS rounds of the settling time.
     shared: bool = False
     seeds: int = 1
 

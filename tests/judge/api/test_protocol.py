@@ -1,4 +1,4 @@
-"""The protocol over HTTP: several questions, several answers, a peer's description of itself, receipts."""
+"""The judge's protocol over HTTP: several questions and answers, a peer's self-description, receipts."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ ASKER = {
 
 
 @on_each_database
-async def test_an_evaluation_and_its_receipt(court: Court) -> None:
+async def test_an_evaluation_gives_a_receipt_with_rewards_and_attributes(court: Court) -> None:
     peer = court.peer()
     document = (await court.ask(peer, round=3, asker=ASKER, answers=3)).json()
     (question,) = document["evaluations"]
@@ -56,12 +56,12 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
     row = await standing(court, peer)
     assert row["said"] == {name: value for name, value in ASKER.items() if name != "model"}
     assert row["pass_at"] == {
-        # Of "x", right, "y" the first is no sample.
+        # The answers are "x", the right one, and "y". The first is greedy, so it is not a sample.
         "1": {"score": 0.5, "n": 1},
         "2": {"score": 1.0, "n": 1},
     }
     entry = row["evaluations"][0]
-    # With these two, anyone can make the question again.
+    # With the specialty and the number, anyone can generate the question again.
     assert (entry["specialty"], entry["n"]) == (found["specialty"], found["n"])
     assert [further["text"] for further in entry["further"]] == [right, "y"]
 
@@ -95,10 +95,10 @@ async def test_a_changed_receipt_does_not_verify(court: Court) -> None:
 
 
 @on_each_database
-async def test_several_questions_at_a_time(court: Court) -> None:
-    """Asking again gives the same questions, and new ones only in place of answered ones.
+async def test_a_peer_gets_several_questions_at_a_time(court: Court) -> None:
+    """Asking again gives the same questions; a new question only replaces an answered one.
 
-    No question can be picked.
+    So a peer cannot choose among questions.
     """
     peer = court.peer()
     first = (await court.ask(peer, questions=3)).json()["evaluations"]
@@ -106,7 +106,7 @@ async def test_several_questions_at_a_time(court: Court) -> None:
     court.monotonic.now += 10.0
     again = (await court.ask(peer, questions=3, answers=2)).json()["evaluations"]
     assert again == [{**question, "seconds": 50.0} for question in first]
-    assert await asked(court, peer) == first[0]["evaluation"]  # the oldest
+    assert await asked(court, peer) == first[0]["evaluation"]  # the oldest open question
     assert (await court.answer(peer, first[1]["evaluation"], "x")).status_code == 200
     later = (await court.ask(peer, questions=3)).json()["evaluations"]
     assert [q["evaluation"] for q in later][:2] == [first[0]["evaluation"], first[2]["evaluation"]] and len(
@@ -115,25 +115,25 @@ async def test_several_questions_at_a_time(court: Court) -> None:
     court.monotonic.now += 61.0
     await court.ask(peer)
     row = await standing(court, peer)
-    # Each lapsed question is wrong
+    # Each lapsed question counts as wrong.
     assert (row["answered"], row["unanswered"], row["score"]) == (1, 3, 0.0)
 
 
-async def test_questions_count_against_the_limits(court: Court) -> None:
+async def test_each_question_counts_towards_the_rate_limit(court: Court) -> None:
     peer = court.peer()
     court.monotonic.now += 60.0
     assert (await court.ask(peer, questions=config.MAX_QUESTIONS)).status_code == 201
     refused(await court.ask(peer, questions=config.MAX_QUESTIONS), 429, "too often")
 
 
-async def test_newcomers_of_a_network_share_a_rate_and_known_peers_are_not_held_up(court: Court) -> None:
+async def test_newcomers_of_a_network_share_a_rate_that_spares_known_peers(court: Court) -> None:
     known = court.peer()
     for _ in range(LISTED_ANSWERS):
         court.monotonic.now += 61.0
         await court.answer(known, await asked(court, known), "x")
     court.monotonic.now += 61.0
     at_once = int(config.NETWORK_ASK_BURST) // config.MAX_QUESTIONS
-    for _ in range(at_once):  # questions that they leave open are limited as well, and counted all the same
+    for _ in range(at_once):  # rejected requests also count towards the rate
         assert (
             "no record ask too often"
             not in (await court.ask(court.peer(), questions=config.MAX_QUESTIONS)).text
@@ -144,7 +144,7 @@ async def test_newcomers_of_a_network_share_a_rate_and_known_peers_are_not_held_
     assert (await court.ask(court.peer())).status_code == 201
 
 
-async def test_openapi_has_the_forms_of_the_requests(court: Court) -> None:
+async def test_openapi_describes_the_requests(court: Court) -> None:
     document = (await court.http.get("/openapi.json")).json()
     for path in ("/v1/evaluations", "/v1/evaluations/{id}/answers"):
         post = document["paths"][path]["post"]
@@ -157,7 +157,7 @@ async def test_openapi_has_the_forms_of_the_requests(court: Court) -> None:
         assert "swarmd-signature" in forms
 
 
-async def test_a_refused_method_names_those_that_there_are(court: Court) -> None:
+async def test_a_disallowed_method_is_answered_with_the_allowed_methods(court: Court) -> None:
     """RFC 9110, 10.2.1."""
     for path, allowed in (
         ("/v1/judge", "GET, HEAD"),
@@ -168,16 +168,16 @@ async def test_a_refused_method_names_those_that_there_are(court: Court) -> None
         assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
 
 
-async def test_requests_and_answers_have_the_documented_form(court: Court) -> None:
+async def test_requests_and_answers_match_their_documented_schemas(court: Court) -> None:
     document = (await court.http.get("/openapi.json")).json()
-    assert "schemas" not in document.get("components", {})  # no form of the framework's own refusals
+    assert "schemas" not in document.get("components", {})  # none of the framework's error schemas
     QuestionsBody.model_validate(replies.QUESTIONS_BODY)
     AnswersBody.model_validate(replies.ANSWERS_BODY)
     peer = court.peer()
     asked = await court.ask(peer)
     check_form(asked.json(), replies.QUESTIONS)
     (question,) = asked.json()["evaluations"]
-    for reply in (replies.GRADE, replies.REFUSAL):  # a question is answered once
+    for reply in (replies.GRADE, replies.REFUSAL):  # a question can be answered only once
         check_form((await court.answer(peer, question["evaluation"], "x")).json(), reply)
     court.monotonic.now += 10.0
     (question,) = (await court.ask(peer, answers=2)).json()["evaluations"]
@@ -189,7 +189,7 @@ async def test_requests_and_answers_have_the_documented_form(court: Court) -> No
 
 
 @given(st.text(max_size=60))
-def test_any_name_is_kept_without_invisible_and_direction_characters(text: str) -> None:
+def test_names_are_stored_without_invisible_and_direction_characters(text: str) -> None:
     kept = plain(text)
     if kept is not None:
         assert kept.isprintable() and "C" not in {unicodedata.category(letter)[0] for letter in kept}

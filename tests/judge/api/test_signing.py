@@ -1,4 +1,4 @@
-"""Authentication of requests: the golden example, agreement of the three implementations, and forgeries."""
+"""Authentication of requests: the golden example, equality of the three implementations, and forgeries."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from testbed.signing_peer import ORIGIN, SigningPeer
 
 TARGET, BODY = "/v1/evaluations", b'{"round":17,"model":"tiny","curriculum":"0123456789abcdef"}'
 
-# docs/judge-protocol.md: the key's seed is 32 bytes of 01. Frozen: another value is another protocol.
+# From docs/judge-protocol.md; the key's seed is 32 bytes of 01. Frozen: a change would break the protocol.
 GOLDEN = {
     "swarmd-peer": "12D3KooWK99VoVxNE7XzyBwXEzW7xhK7Gpv85r9F3V3fyKSUKPH5",
     "swarmd-origin": "http://127.0.0.1:8400",
@@ -43,7 +43,7 @@ def test_the_signed_bytes_are_frozen() -> None:
     )
 
 
-def test_our_client_signs_as_the_golden_file() -> None:
+def test_the_nodes_client_signs_as_in_the_golden_file() -> None:
     client = JudgeClient(
         "http://127.0.0.1:8400/",
         Identity(b"\x01" * 32),
@@ -53,7 +53,7 @@ def test_our_client_signs_as_the_golden_file() -> None:
     assert client.signed(TARGET, BODY) == GOLDEN
 
 
-def test_the_page_begins_with_a_valid_request() -> None:
+def test_the_protocol_document_begins_with_a_valid_request() -> None:
     page = (Path(__file__).parents[3] / "docs" / "judge-protocol.md").read_text(encoding="utf-8")
     example = page.partition("\n\n    ")[2].partition("\n\n    201 ")[0]
     head, _, body = "\n".join(line.removeprefix("    ") for line in example.split("\n")).partition("\n\n")
@@ -64,7 +64,7 @@ def test_the_page_begins_with_a_valid_request() -> None:
 
 
 def fields(peer: SigningPeer) -> dict[str, bytes]:
-    """All parts of a request."""
+    """Return all parts of a signed request."""
     headers = peer.headers("POST", TARGET, BODY, 7)
     return {"method": b"POST", "target": TARGET.encode(), "body": BODY} | {
         name: value.encode() for name, value in headers.items()
@@ -95,7 +95,7 @@ SPELLINGS = [
     st.integers(0, 2000) | st.sampled_from([*SPELLINGS, *MALLORY.values()]) | st.binary(max_size=70),
 )
 def test_any_changed_part_breaks_the_signature(name: str, change: int | bytes) -> None:
-    """One field of a signed request is another's, is anything, or has a bit flipped."""
+    """One field is taken from another peer's request, is arbitrary, or has one bit flipped."""
     value = bytearray(ALICE[name])
     if isinstance(change, int):
         value[change // 8 % len(value)] ^= 1 << change % 8
@@ -109,7 +109,7 @@ def test_any_changed_part_breaks_the_signature(name: str, change: int | bytes) -
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_each_header_exactly_once(name: str) -> None:
+def test_each_header_must_occur_exactly_once(name: str) -> None:
     headers = raw(SigningPeer(1).headers("POST", TARGET, BODY))
     assert refused([h for h in headers if h[0] != name.encode()]).status == 401
     assert refused([*headers, (name.encode(), dict(headers)[name.encode()])]).status == 400
@@ -118,12 +118,12 @@ def test_each_header_exactly_once(name: str) -> None:
 @pytest.mark.parametrize(
     "sequence", ["01", "+1", "1_0", "1e3", " 1", "", "9223372036854775808", "99999999999999999999"]
 )
-def test_a_sequence_number_has_one_spelling(sequence: str) -> None:
+def test_other_spellings_of_a_sequence_number_are_rejected(sequence: str) -> None:
     headers = SigningPeer(1).headers("POST", TARGET, BODY) | {"swarmd-sequence": sequence}
     assert refused(raw(headers)).status == 400
 
 
-def test_headers_of_proxies_may_come_twice() -> None:
+def test_headers_of_proxies_may_occur_twice() -> None:
     headers = [*raw(SigningPeer(1).headers("POST", TARGET, BODY)), (b"via", b"a"), (b"via", b"b")]
     assert isinstance(verify_request("POST", TARGET, headers, BODY), Signed)
 
@@ -140,7 +140,7 @@ def test_a_request_signed_for_another_judge_is_refused() -> None:
     assert "another judge" in refused(headers, frozenset({"https://judge.example"})).error
 
 
-def test_sequences_only_rise() -> None:
+def test_sequence_numbers_must_rise() -> None:
     alice, bob = PeerId("alice"), PeerId("bob")
     highest: Latest[PeerId, int] = Latest(2)
     assert claim(highest, Signed(alice, 5), -1) is None
@@ -150,5 +150,5 @@ def test_sequences_only_rise() -> None:
     assert claim(highest, Signed(bob, 1), -1) is claim(highest, Signed(alice, 6), -1) is None
 
 
-def test_sequences_forgotten_in_memory_are_in_the_store() -> None:
+def test_a_sequence_number_forgotten_in_memory_is_checked_in_the_store() -> None:
     assert claim(Latest(2), Signed(PeerId("0"), 7), 7) is not None

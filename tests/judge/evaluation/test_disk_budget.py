@@ -1,4 +1,4 @@
-"""Bytes that a machine and its network group may write in a day. No clock is read."""
+"""Limits on the bytes that a machine and its network group may write in a day. No clock is read."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def new(host: str) -> Requester:
 
 
 def written(budget: DiskBudget, hosts: list[str], now: float) -> int:
-    """Return the bytes that these may write, each as many as it is let, 100 at a time."""
+    """Return the bytes that these hosts may write together, one after the other, 100 bytes at a time."""
     total = 0
     for host in hosts:
         while not budget.wait(new(host), now):
@@ -39,8 +39,8 @@ def written(budget: DiskBudget, hosts: list[str], now: float) -> int:
         ["testclient"],
     ],
 )
-def test_a_machine_writes_its_share_of_a_day(budget: DiskBudget, near: list[str]) -> None:
-    assert written(budget, near, 0.0) == MACHINE + 100  # the last begins while there is room
+def test_a_machine_may_write_its_daily_share(budget: DiskBudget, near: list[str]) -> None:
+    assert written(budget, near, 0.0) == MACHINE + 100  # the last write may exceed the limit
     assert written(budget, near, 1.0) == 0
     assert written(budget, near, DAY_S) == pytest.approx(MACHINE, abs=100)
     assert budget.wait(Requester(near[0], record=True), DAY_S) == 0
@@ -53,12 +53,12 @@ def test_a_machine_writes_its_share_of_a_day(budget: DiskBudget, near: list[str]
         [f"2001:db8:{host:x}::1" for host in range(1, 100)],  # a /32
     ],
 )
-def test_a_network_group_writes_its_share(budget: DiskBudget, near: list[str]) -> None:
+def test_a_network_group_may_write_its_daily_share(budget: DiskBudget, near: list[str]) -> None:
     assert written(budget, near, 0.0) <= GROUP + 300
     assert not budget.wait(new("203.0.113.1"), 0.0)
 
 
-def test_the_seconds_to_wait_are_enough(budget: DiskBudget) -> None:
+def test_writing_is_allowed_again_after_the_stated_wait(budget: DiskBudget) -> None:
     budget.spend(new("198.51.100.7"), 1_500, 0.0)
     wait = budget.wait(new("198.51.100.7"), 0.0)
     assert wait == pytest.approx(DAY_S / 2)

@@ -1,6 +1,6 @@
-"""The open questions: one a peer, answered once, by that peer, in time.
+"""Open questions: each is answered once, by its peer, before the deadline.
 
-No clock is read and no socket opened.
+No clock is read and no socket is opened.
 """
 
 import random
@@ -58,13 +58,13 @@ STEP = st.tuples(
 
 @given(st.lists(STEP, max_size=80))
 def test_the_rules_of_open_questions_hold_for_any_history(steps: list[tuple[str, int, int, float]]) -> None:
-    """Six peers in any order.
+    """Six peers act in any order.
 
-    A question is taken once, by its peer, in time, and asking again gives the same one.
+    A question is answered once, by its peer, in time; asking again gives the same question.
     """
     judge, now = sessions(deadline=5.0, limit=3), 0.0
     asked: list[OpenQuestion] = []
-    fate: dict[str, Refusal] = {}  # of those that are closed
+    fate: dict[str, Refusal] = {}  # why each closed question is closed
     for what, who, which, seconds in steps:
         now, peer = now + seconds, PeerId(str(who))
         if what == "take" and asked:
@@ -110,12 +110,12 @@ def test_each_network_has_its_own_limit_of_open_questions() -> None:
     first = newcomers[0]
     assert isinstance(first, tuple)
     assert judge.close(first[0].id, first[0].peer, 1.0) == first[0]
-    ask(judge, BOB, 1.0)  # its room is free again, and no other's
+    ask(judge, BOB, 1.0)  # ALICE's network has room for one question again, no other network does
     assert judge.ask(PeerId("carol"), NEWCOMER, 1.0) is CROWDED
 
 
-def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
-    """The newest question of peers without a record makes room, until none is left."""
+def test_a_peer_with_a_record_displaces_a_newcomers_question() -> None:
+    """The newest question of a peer without a record is displaced, as long as there is one."""
     judge = sessions(limit=3)
     old, young = ask(judge, PeerId("old"), 0.0), ask(judge, PeerId("young"), 1.0)
     ask(judge, PeerId("known"), 2.0, KNOWN)
@@ -125,11 +125,11 @@ def test_a_peer_with_a_record_gets_a_place_when_all_are_taken() -> None:
         assert isinstance(asked, tuple) and asked[1] == gone
         assert judge.close(gone.id, gone.peer, 4.0) is DISPLACED and len(judge) == 3
     assert judge.ask(PeerId("carol"), KNOWN, 5.0) is BUSY
-    # Displaced questions did not lapse
+    # Displaced questions do not lapse.
     assert [question.peer for question in judge.expire(100.0)] == [PeerId("known"), ALICE, BOB]
 
 
-def test_an_answer_counts_until_its_deadline_and_with_as_many_texts_as_were_asked() -> None:
+def test_an_answer_needs_the_right_number_of_texts_before_its_deadline() -> None:
     judge = sessions(deadline=5.0)
     first, second, third = (judge.ask(ALICE, NEWCOMER, float(i), answers=2, most=3) for i in range(3))
     assert isinstance(first, tuple) and isinstance(second, tuple) and isinstance(third, tuple)
@@ -137,7 +137,7 @@ def test_an_answer_counts_until_its_deadline_and_with_as_many_texts_as_were_aske
     assert isinstance(short, Refusal) and "needs 2 answers, not 1" in short.error
     assert judge.close(first[0].id, ALICE, 5.0, answers=2) == first[0]
     assert judge.of(ALICE) == [second[0], third[0]]
-    # Nothing has expired it yet
+    # The question is late, although `expire` was not called yet.
     assert judge.close(second[0].id, ALICE, 6.5, answers=2) is TOO_LATE
     assert judge.expire(6.5) == [second[0]] and judge.of(ALICE) == [third[0]]
 
@@ -146,7 +146,7 @@ def test_a_withdrawn_question_is_forgotten() -> None:
     judge = sessions()
     question = ask(judge, ALICE, 0.0)
     judge.withdraw(question)
-    judge.withdraw(question)  # like a question that was displaced meanwhile
+    judge.withdraw(question)  # as for a question that was displaced in the meantime
     assert judge.close(question.id, ALICE, 0.0) is NO_SUCH_QUESTION
     assert judge.close("never asked", ALICE, 0.0) is NO_SUCH_QUESTION
 
@@ -162,5 +162,5 @@ def test_a_withdrawn_question_is_forgotten() -> None:
         ("testclient", "testclient"),
     ],
 )
-def test_the_network_of_an_address(host: str, network: str) -> None:
+def test_an_address_belongs_to_its_network(host: str, network: str) -> None:
     assert network_of(host) == network

@@ -1,5 +1,7 @@
-"""Windows: committed to before they open, kept through kill -9 and clock steps, revealed when nothing of them
-is open.
+"""Question windows: the judge commits to them before they open, and reveals them once all questions are
+closed.
+
+They are kept after kill -9 and clock changes.
 """
 
 import asyncio
@@ -34,7 +36,7 @@ DAY = 86_400
 
 
 class Seeds:
-    """32 bytes of each number in turn."""
+    """Returns the numbers 1, 2, 3 … as seeds of 32 bytes."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -44,7 +46,7 @@ class Seeds:
 
 
 @given(st.lists(st.integers(-3 * DAY, 5 * DAY), max_size=20), st.integers(60, 2 * DAY))
-def test_one_window_is_open_and_the_next_published_under_any_clock(steps: list[int], seconds: int) -> None:
+def test_one_window_is_open_and_the_next_is_published_under_any_clock(steps: list[int], seconds: int) -> None:
     now, made, new = 1.8e9, [], Seeds()
     for step in steps:
         now += step
@@ -53,7 +55,7 @@ def test_one_window_is_open_and_the_next_published_under_any_clock(steps: list[i
         assert [window.number for window in made] == list(range(1, len(made) + 1))
         assert len(made) - before <= 2 and made[-1].terms.opens > now
         for a, b in pairwise(made):
-            set_back = a.published > b.published + seconds  # then b is the first that the right clock has
+            set_back = a.published > b.published + seconds  # then b is the first with the right clock
             assert (
                 b.terms.opens
                 == (int(b.published) + seconds if set_back else max(a.terms.closes, b.terms.opens))
@@ -63,7 +65,7 @@ def test_one_window_is_open_and_the_next_published_under_any_clock(steps: list[i
         assert all(window.terms.opens >= int(window.published) for window in made)
 
 
-def test_a_window_that_follows_is_published_a_window_before_it_opens() -> None:
+def test_a_later_window_is_published_one_window_before_it_opens() -> None:
     first, second = due(None, 1000.5, 60, "0123", Seeds())
     assert (first.terms.opens, first.terms.closes, second.terms.opens) == (1000, 1060, 1060)
     assert due(second, 1059.9, 60, "0123", Seeds()) == []
@@ -75,12 +77,12 @@ def turned(store: Store, now: float, new: Callable[[], bytes]) -> tuple[Question
     return store.turn_windows(now, 60, TINY_9.digest, new)
 
 
-def test_a_commitment_outlives_a_kill_and_a_seed_is_told_when_it_may_be(database: str) -> None:
+def test_a_commitment_survives_a_kill_and_its_seed_is_revealed_in_time(database: str) -> None:
     new = Seeds()
     with closing(Store(database, "tiny-9 0123")) as store:
         first, second, hidden = turned(store, 1000.0, new)
         assert (first.number, second.number, hidden, first.opened) == (1, 2, 0, 1000.0)
-    with closing(Store(database, "tiny-9 0123")) as store:  # nothing was said at the end, as with kill -9
+    with closing(Store(database, "tiny-9 0123")) as store:  # closing writes nothing, as with kill -9
         assert turned(store, 1030.0, new) == (first, second, 0)
         with closing(Reader(Database(database, alone=False))) as reader:
             second_now, third, hidden = turned(store, 1060.0, new)
@@ -94,13 +96,13 @@ def test_a_commitment_outlives_a_kill_and_a_seed_is_told_when_it_may_be(database
                 and commitment(first.terms, bytes.fromhex(told["seed"])) == first.commitment
             )
             assert [w.document()["seed"] for w in reader.windows(2**63 - 1)[:2]] == [None, None]
-        # The clock was set back: questions that were told are not asked again
+        # The clock was set back, but questions of a revealed window are not asked again.
         assert turned(store, 900.0, new)[0].number == 2
-        late = turned(store, 5000.0, new)[0]  # down for longer than a window
+        late = turned(store, 5000.0, new)[0]  # the judge was down for longer than a window
         assert (late.number, late.terms.opens, late.published) == (5, 5000, 5000.0)
 
 
-def test_each_peer_gets_its_places_in_turn() -> None:
+def test_each_peer_gets_its_questions_in_order() -> None:
     window = due(None, 1000.0, 60, TINY_9.digest, Seeds())[0]
     questions = WindowQuestions(tasks_of("tiny-9"), window, remembered=1)
     drawn = [questions(PeerId("alice")) for _ in range(3)]
@@ -108,20 +110,20 @@ def test_each_peer_gets_its_places_in_turn() -> None:
     for one in drawn:
         index = place_in_set(window.seed, "alice", one.place, 1_000)
         assert one.task == held_out.question(tasks_of("tiny-9"), window.seed, index)
-    questions(PeerId("bob"))  # now alice is forgotten
-    questions.ask_from(PeerId("alice"), 1, 3)  # but the store knows
+    questions(PeerId("bob"))  # this displaces alice from memory
+    questions.ask_from(PeerId("alice"), 1, 3)  # but the store knows alice's place
     assert questions(PeerId("alice")).place == 3
-    questions.ask_from(PeerId("alice"), 7, 900)  # of another window
+    questions.ask_from(PeerId("alice"), 7, 900)  # a place of another window, which is ignored
     assert questions(PeerId("alice")).place == 4
 
 
 @pytest.mark.anyio
-async def test_no_error_ends_the_endless_tasks(
+async def test_an_error_does_not_end_the_judges_background_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(config, "EXPIRE_S", 0.01)
     async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court, asyncio.timeout(TIMEOUT_S):
-        before, court.wall.now = court.wall.now, float("inf")  # a fault that nobody foresaw
+        before, court.wall.now = court.wall.now, float("inf")  # an unexpected fault
         while "failed, and goes on" not in caplog.text:
             await asyncio.sleep(0.01)
         court.wall.now = before + court.service.settings.window
@@ -131,7 +133,7 @@ async def test_no_error_ends_the_endless_tasks(
 
 @on_each_database
 @pytest.mark.anyio
-async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_closed(court: Court) -> None:
+async def test_over_http_anyone_can_check_an_evaluation_after_its_window_closed(court: Court) -> None:
     peer = court.peer()
     handed = (await court.ask(peer, answers=2)).json()["evaluations"][0]
     listed = (await court.http.get("/v1/windows")).json()
@@ -144,7 +146,7 @@ async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_clos
     court.wall.now += REVEAL_S
     await court.service._turn_windows()
     document = (await court.http.get(f"/v1/evaluations/{handed['evaluation']}")).json()
-    # Letter for letter
+    # Byte for byte.
     assert (document["receipt"], document["signature"]) == (graded["receipt"], graded["signature"])
     said: Any = checked_receipt(document)
     assert (
@@ -165,7 +167,7 @@ async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_clos
 
 
 @pytest.mark.anyio
-async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(
+async def test_a_clock_that_was_years_ahead_does_not_keep_a_window_open_for_years(
     database: str, tmp_path: Path
 ) -> None:
     async with open_court(database, tmp_path) as court:
@@ -173,13 +175,13 @@ async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(
         for ahead in (9 * 365 * DAY, 9 * 365 * DAY + REVEAL_S, 0, DAY - 1, DAY, DAY + REVEAL_S):
             court.wall.now = before + ahead
             await court.service._turn_windows()
-            if ahead == 0:  # questions told while the clock was wrong are not asked again
+            if ahead == 0:  # questions revealed while the clock was wrong are not asked again
                 assert (court.service._questions.window.number, court.service._next_window.number) == (3, 5)
         windows = (await court.http.get("/v1/windows")).json()["windows"]
         assert [(w["number"], w["opens"] - before, w["seed"] is None) for w in windows[:3]] == [
             (6, 2 * DAY, True),
             (5, DAY, True),
-            (4, (9 * 365 + 1) * DAY, False),  # never opened
+            (4, (9 * 365 + 1) * DAY, False),  # this window never opened
         ]
         assert windows[1]["published"] == before and windows[1]["opened"] == before + DAY
         assert court.service._questions.window.number == 5
@@ -202,8 +204,8 @@ async def test_a_window_with_an_open_question_is_not_revealed(court: Court) -> N
 
 
 @pytest.mark.anyio
-async def test_after_a_kill_a_peer_goes_on_at_its_place(database: str, tmp_path: Path) -> None:
-    """The question that was open then counts as nothing, and is not asked again in the window."""
+async def test_after_a_kill_a_peer_gets_the_next_questions(database: str, tmp_path: Path) -> None:
+    """Questions open at the kill do not count, and are not asked again in the window."""
     peer, texts = SigningPeer(1), []
     for life in range(2):
         async with open_court(database, tmp_path, seed=life) as court:
@@ -216,25 +218,25 @@ async def test_after_a_kill_a_peer_goes_on_at_its_place(database: str, tmp_path:
 
 
 @pytest.mark.anyio
-async def test_a_lapsed_question_counts_as_wrong_and_one_lost_to_a_kill_does_not_count(
+async def test_a_lapsed_question_counts_as_wrong_but_one_lost_to_a_kill_does_not_count(
     database: str, tmp_path: Path
 ) -> None:
-    """Several questions have several answers each; the wall clock is set back and forth meanwhile."""
+    """Several questions have several answers each; meanwhile the wall clock is set back and forward."""
     peer = SigningPeer(1)
     async with open_court(database, tmp_path) as court:
         first = (await court.ask(peer, questions=4, answers=4)).json()["evaluations"]
         right = await court.right_answer(peer, first[0]["evaluation"])
         await court.answer(peer, first[0]["evaluation"], *[right] * 4)
         for step in (-3 * DAY, 3 * DAY):
-            court.wall.now += step  # deadlines are by the monotonic clock alone
+            court.wall.now += step  # deadlines follow the monotonic clock only
             await court.service.expire()
         assert (await court.answer(peer, first[1]["evaluation"], *[right] * 4)).status_code == 200
         court.monotonic.now += 61.0
         assert (await court.answer(peer, first[2]["evaluation"], *[right] * 4)).status_code == 410
         row = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()
         assert (row["answered"], row["unanswered"], row["n"]) == (2, 2, 4)
-        # Also for pass@k they are wrong
-        # Of four answers the first is greedy, and three are samples.
+        # Lapsed questions also count as wrong in pass@k. Of four answers, the first is greedy and three are
+        # samples.
         assert list(row["pass_at"]) == ["1", "2"]
         assert row["pass_at"]["2"]["n"] == 4 and row["pass_at"]["1"]["score"] == row["right"] / 4
         await court.ask(peer, questions=3)

@@ -1,5 +1,4 @@
-"""Swarm against solo: normalised rounds, the tests over them, and the figures that the database keeps of
-them."""
+"""Comparison of swarm and solo: normalised rounds, statistical tests, and the figures in the database."""
 
 import json
 import random
@@ -32,7 +31,7 @@ from tests.judge.store.audit import reading
 from tests.judge.store.test_store import ANSWER, RIGHT, WRONG, opened, question
 
 
-def test_every_round_is_in_one_bin() -> None:
+def test_every_round_is_in_exactly_one_bin() -> None:
     ends = [bin_end(bin) for bin in range(bin_of(MAX_ROUND - 1) + 1)]
     assert all(one < other for one, other in pairwise(ends))
     for first, (bin, end) in zip([0, *ends], enumerate(ends), strict=False):
@@ -42,7 +41,7 @@ def test_every_round_is_in_one_bin() -> None:
 
 
 def walked(*evaluations: tuple[int, float], sharing: str = "swarm") -> tuple[PeerProgress, dict[int, float]]:
-    """Rounds and rewards of a peer, one after another; and its cumulative reward at the ends of bins."""
+    """Add a peer's (round, reward) pairs; return its progress and its cumulative rewards at bin ends."""
     progress, values = None, {}
     for round_number, reward in evaluations:
         progress, closed = advance(progress, sharing, round_number, reward)
@@ -57,30 +56,30 @@ def test_cumulative_reward_counts_rounds_and_not_evaluations() -> None:
         walked((1, 1.0), (2, 1.0), (3, 1.0), (7, 0.0), (8, 0.0), (12, 1.0)),
     )
     assert once[1] == often[1] == {5: 5.0, 10: 5.0}
-    # A bin without any has the mean before it
+    # A bin without evaluations has the mean before it.
     assert walked((1, 1.0), (2, 0.0), (16, 1.0))[1] == {5: 2.5, 10: 5.0, 15: 7.5}
-    # And the first ones belong to the first model
+    # Bins before the first evaluation have the first mean.
     assert walked((12, 1.0), (15, 0.0))[1] == {5: 5.0, 10: 10.0, 15: 15.0}
 
 
-def test_evaluations_that_do_not_count() -> None:
+def test_evaluations_after_a_long_absence_or_a_changed_mode_do_not_count() -> None:
     progress, values = walked((1, 1.0), (5, 1.0))
     assert values == {5: 5.0}
-    assert advance(progress, "swarm", 3, 1.0) == (progress, {})  # of a bin that is over
-    # Away for too long
+    assert advance(progress, "swarm", 3, 1.0) == (progress, {})  # of a bin that has ended
+    # The peer was away for too long.
     assert (
         walked((1, 1.0), (5 * MISSED_BINS, 1.0), (5 * (2 * MISSED_BINS + 2), 1.0), (500, 0.0))[0].counts
         is False
     )
     for missed, counts in ((MISSED_BINS, True), (MISSED_BINS + 1, False)):
-        assert walked((5 * missed, 1.0))[0].counts is counts  # or it has begun long ago
+        assert walked((5 * missed, 1.0))[0].counts is counts  # or its first evaluation came too late
         assert walked((1, 1.0), (5 * (missed + 1), 1.0))[0].counts is counts
     assert walked((1, 1.0), (2**62, 1.0), (2**62 + 1, 0.0)) == (
         replace(walked((1, 1.0))[0], counts=False),
         {},
     )
     other, closed = advance(progress, "solo", 10, 1.0)
-    assert (other.counts, other.sharing, closed) == (False, "swarm", {})  # it says otherwise
+    assert (other.counts, other.sharing, closed) == (False, "swarm", {})  # swarm, then solo
     assert advance(other, "swarm", 10, 1.0) == (other, {})
 
 
@@ -88,7 +87,7 @@ def sums(values: list[float]) -> BinSums:
     return len(values), sum(values), sum(value**2 for value in values)
 
 
-def test_a_curve_has_students_interval() -> None:
+def test_a_curves_interval_is_students_t() -> None:
     good = {bin: sums([0.5 + 0.01 * peer for peer in range(6)]) for bin in range(6)} | {
         6: sums([0.5, 0.6, 0.7])
     }
@@ -103,17 +102,17 @@ def test_a_curve_has_students_interval() -> None:
     assert [swarm[name][0] for name in ("reward", "low", "high")] == pytest.approx([5 * 0.525, *interval])
 
 
-def test_the_evidence_is_a_fair_game() -> None:
-    """Over all signs of the given differences, the final value is 1 on average, and rarely much larger."""
+def test_without_a_difference_the_evidence_is_a_fair_game() -> None:
+    """Over all signs of the differences, the evidence exceeds a value v in at most 1 / v of the cases."""
     sizes = np.array([0.1, 0.03, 0.2, 0.11, 0.07, 0.01, 0.09, 0.3, 0.12, 0.05])
     most = np.array([evidence(sizes * np.array(signs)) for signs in product((-1, 1), repeat=len(sizes))])
     for times in (2, 5, 10, 20, 100):
         assert (most >= times).mean() <= 1 / times
-    assert (most >= 20).mean() > 0.005  # and it can be won
+    assert (most >= 20).mean() > 0.005  # but it can grow large
     assert evidence(np.zeros(3)) == 1.0 == evidence(np.zeros(0))
 
 
-def test_the_anytime_test_needs_pairs_and_tells_the_side() -> None:
+def test_the_anytime_test_needs_pairs_and_finds_the_better_side() -> None:
     good, poor = [0.5 + 0.01 * i for i in range(30)], [0.3 + 0.01 * i for i in range(40)]
     assert paired_test({}, {}).p == 1.0 and paired_test({31: good[:3]}, {31: poor}).better is None
     found = paired_test({31: good}, {31: poor})
@@ -122,15 +121,15 @@ def test_the_anytime_test_needs_pairs_and_tells_the_side() -> None:
     for swarm, solo, verdict in ((good, poor, "better"), (poor, good, "worse")):
         view = ArmsView([], "tiny", ArmData({}, {31: swarm}), ArmData({}, {31: solo}))
         assert comparison_document(view)["anytime"]["verdict"] == verdict
-    # Findings stay found
+    # Later data do not reverse a finding.
     assert paired_test({31: [*good, *poor]}, {31: [*poor, *good]}).p == pytest.approx(found.p)
     less = paired_test({31: good, 63: poor[:28]}, {31: poor, 63: good[:28]})
-    assert (less.better, less.p) == (True, found.p), "the horizon with the most evidence counts"
+    assert (less.better, less.p) == (True, found.p), "not the horizon with the most evidence was used"
     won = np.mean([(2 / (1 + np.exp(-2 * bet))) ** 30 for bet in (0.25, 0.5, 1.0, 2.0)])
     assert found.horizons[0].evidence == pytest.approx(won / 2) == pytest.approx(len(HORIZONS) / found.p)
 
 
-def test_an_interval_for_all_moments_holds_while_the_model_learns() -> None:
+def test_the_anytime_interval_holds_while_the_model_learns() -> None:
     rng, missed = np.random.default_rng(1), 0
     shares = 0.05 + 0.5 * np.arange(600) / 600
     truth = np.cumsum(shares) / np.arange(1, 601)
@@ -153,10 +152,10 @@ def store(database: str) -> Iterator[Store]:
         yield store
 
 
-def test_the_store_keeps_the_results_of_its_evaluations(store: Store, database: str) -> None:
-    """The store's figures equal a recomputation from all evaluations, over two models.
+def test_the_stores_figures_equal_a_recomputation(store: Store, database: str) -> None:
+    """The recomputation uses all evaluations of two models.
 
-    Peers are in the swarm, alone, change over half-way, or are away for long.
+    Some peers are in the swarm, some are solo, some change halfway, and some are away for long.
     """
     rng, number = random.Random(3), 0
     steps: list[tuple[Callable[..., object], tuple[object, ...]]] = []
@@ -198,7 +197,7 @@ def rounded(row: dict[str, object]) -> str:
 
 @on_each_database
 @pytest.mark.anyio
-async def test_the_comparison_over_http(court: Court) -> None:
+async def test_the_comparison_is_served_over_http(court: Court) -> None:
     for sharing in ("swarm", "solo"):
         peer, asker = court.peer(), {"model": "arms", "sharing": sharing}
         for round_number in (1, 6, 11):

@@ -1,4 +1,4 @@
-"""The ranks that chance cannot exclude."""
+"""The ranges of ranks that are compatible with chance."""
 
 import numpy as np
 from scipy import stats
@@ -17,14 +17,16 @@ def test_overlapping_peers_are_tied() -> None:
     ranges = rank_ranges(scores)
     found = {score: ranges[score] for score in scores}
     apart = {(90, 100): (1, 2), (50, 100): (2, 5), (45, 100): (2, 5), (10, 100): (6, 6)}
-    assert found == apart | {(10, 10): (1, 5)}  # lucky or good: nobody knows
+    assert found == apart | {(10, 10): (1, 5)}  # ten answers do not separate luck from skill
     assert rank_ranges({(3, 10): 1})[3, 10] == (1, 1)
-    assert rank_ranges({(0, 20): 1, (4, 20): 1})[4, 20] == (1, 2), "none right is above nobody"
+    assert rank_ranges({(0, 20): 1, (4, 20): 1})[4, 20] == (1, 2), (
+        "a peer without a right answer was ranked above another"
+    )
     rank_ranges({})
 
 
-def test_two_peers_are_apart_if_their_exact_intervals_are() -> None:
-    each = (1 - LEVEL) ** 0.5  # Šidák, of two
+def test_two_peers_are_ranked_apart_if_their_exact_intervals_are_disjoint() -> None:
+    each = (1 - LEVEL) ** 0.5  # Šidák's correction for two intervals
     for right in range(21):
         above = (
             stats.binomtest(right, 20).proportion_ci(each, "exact").low
@@ -35,7 +37,7 @@ def test_two_peers_are_apart_if_their_exact_intervals_are() -> None:
         ) is bool(above)
 
 
-def test_equal_peers_are_seldom_told_apart() -> None:
+def test_equal_peers_are_rarely_ranked_apart() -> None:
     rng, apart = np.random.default_rng(1), 0
     for _ in range(200):
         scores, counts = np.unique(rng.binomial(100, 0.1, 100), return_counts=True)
@@ -46,9 +48,10 @@ def test_equal_peers_are_seldom_told_apart() -> None:
     assert apart <= 0.05 * 200
 
 
-def test_the_luckiest_of_many_equal_keys_is_ranked_little_above_the_rest() -> None:
-    """Keys cost nothing: 200 of a node that is right in 60 %, each looked at after every question from the
-    tenth on.
+def test_the_luckiest_of_many_equal_keys_ranks_little_above_the_average() -> None:
+    """A node that is right in 60 % has 200 keys, since keys cost nothing.
+
+    Each key's rank is read after every question from the tenth on.
     """
     rng, ranked, shown = np.random.default_rng(0), [], []
     for _ in range(21):

@@ -28,7 +28,7 @@ def test_wilsons_interval_matches_published_values(
     assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
 
 
-def test_wilsons_interval_at_the_edges() -> None:
+def test_wilsons_interval_is_correct_for_none_and_all_right() -> None:
     assert wilson(0, 0) == Interval(0.0, 1.0) and wilson(5, 5).high == 1.0
     for bad in [(-1, 3), (4, 3)]:
         with pytest.raises(ValueError, match="successes"):
@@ -53,18 +53,18 @@ def test_a_curve_ends_at_the_last_answer(answered: int) -> None:
     assert answered < 2 * CURVE_POINTS or len(numbers) >= CURVE_POINTS // 2
 
 
-def test_the_greedy_answer_is_no_sample() -> None:
-    """Of three answers the first is greedy; 1 and 2 of those that are drawn are right."""
+def test_the_greedy_answer_is_not_a_sample() -> None:
+    """Of three answers, the first is greedy. Of the two samples, one and two are right."""
     upload = Upload("ab", PeerId("me"), "tiny", None, "cd", 1, 3)
     answers = [
-        VerifiedAnswer("bf", 1, 1.0, 2, "correct", "x", True),  # the greedy one and one that was drawn
-        VerifiedAnswer("bf", 2, 0.0, 2, "wrong", "x", True),  # both that were drawn
+        VerifiedAnswer("bf", 1, 1.0, 2, "correct", "x", True),  # the greedy answer and one sample are right
+        VerifiedAnswer("bf", 2, 0.0, 2, "wrong", "x", True),  # both samples are right
     ]
     assert found(upload, answers)["pass_at"] == {"1": 0.75, "2": 1.0}
     assert found(replace(upload, answers=1), answers[:1])["pass_at"] == {}
 
 
-def test_pass_at_k_is_the_share_of_the_draws_with_a_right_answer() -> None:
+def test_pass_at_k_is_the_share_of_draws_of_k_with_a_right_answer() -> None:
     for answers in range(1, 7):
         for right in range(answers + 1):
             marks = [1] * right + [0] * (answers - right)

@@ -1,4 +1,4 @@
-"""The pages: nothing a stranger says is more than text, and pages show the recorded values."""
+"""The judge's pages: a stranger's text has no effect, and pages show the recorded values."""
 
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -44,7 +44,7 @@ PAGES = [*MENU, f"/nodes/{PEER}", "/nodes/nobody"]
 async def site(
     tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    """A real judge whose every text of a stranger is hostile."""
+    """Yield a real judge whose database has hostile text wherever a stranger can write."""
     database = tmp_path_factory.mktemp("site") / "judge.sqlite3"
     hostile.fill(database)
     async with open_court(database, database.parent, wall=NOW, invitation=INVITATION) as court:
@@ -56,7 +56,7 @@ async def answers(site: httpx2.AsyncClient, peer: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow  # 50 pages
-async def test_500_hostile_names_and_answers_are_text(site: httpx2.AsyncClient) -> None:
+async def test_500_hostile_names_and_answers_are_shown_as_text(site: httpx2.AsyncClient) -> None:
     rows = (await site.get("/v1/leaderboard")).json()["peers"]
     assert len(rows) == hostile.NODES
     seen = 0
@@ -90,7 +90,7 @@ async def test_a_page_loads_and_runs_no_foreign_content(site: httpx2.AsyncClient
 
 async def test_a_tier_common_to_all_rows_is_shown_once(site: httpx2.AsyncClient) -> None:
     text = hostile.Parsed((await site.get("/")).text).text
-    # The second is in the filter.
+    # The second occurrence is in the filter.
     assert "all answered by the node" in " ".join(text.split()) and text.count("by the node") == 2
 
 
@@ -99,7 +99,7 @@ async def test_a_search_text_is_shown_escaped(site: httpx2.AsyncClient) -> None:
     assert ("value", '"><script>hacked=1</script>') in page.attributes
 
 
-async def test_each_answer_has_its_question_and_why(site: httpx2.AsyncClient) -> None:
+async def test_each_answer_is_shown_with_its_question_and_reason(site: httpx2.AsyncClient) -> None:
     entry = (await answers(site, PEER))[0]
     task = tasks_of("tiny-9").task(TaskRef(entry["specialty"], entry["n"]))
     assert task is not None
@@ -122,7 +122,7 @@ FILES = ("/v1/leaderboard", "/v1/judge", "/openapi.json")
 
 
 @pytest.mark.parametrize("path", [*PAGES[:-1], *FILES])
-async def test_an_unchanged_page_gives_304(site: httpx2.AsyncClient, path: str) -> None:
+async def test_a_request_for_an_unchanged_page_gives_304(site: httpx2.AsyncClient, path: str) -> None:
     first = await site.get(path)
     etag = first.headers["etag"]
     for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
@@ -133,14 +133,14 @@ async def test_an_unchanged_page_gives_304(site: httpx2.AsyncClient, path: str) 
     assert (head.status_code, head.headers["etag"]) == (200, etag)
 
 
-async def test_other_sites_may_read_the_data_but_no_page(site: httpx2.AsyncClient) -> None:
+async def test_scripts_of_other_sites_may_read_the_data_but_not_the_pages(site: httpx2.AsyncClient) -> None:
     for path in (*FILES, f"/v1/peers/{PEER}", "/v1/comparison", "/healthz"):
         assert (await site.get(path)).headers["access-control-allow-origin"] == "*", path
     assert "access-control-allow-origin" not in (await site.get("/")).headers
     assert "access-control-allow-origin" not in (await site.post("/v1/evaluations")).headers
 
 
-async def test_files_for_browsers_and_programs(site: httpx2.AsyncClient) -> None:
+async def test_the_judge_serves_files_for_browsers_and_programs(site: httpx2.AsyncClient) -> None:
     for name, kind in (
         ("page.css", "text/css"),
         ("live.js", "text/javascript"),
@@ -167,8 +167,8 @@ async def test_the_join_page_shows_the_invitation(site: httpx2.AsyncClient) -> N
     assert [value for name, value in page.attributes if name == "data-copy"] == ["install", "command"]
 
 
-async def test_the_join_page_without_an_invitation(tmp_path: Path) -> None:
-    """Every command can be run as it stands: no word in it is to be replaced."""
+async def test_the_join_page_has_complete_commands_without_an_invitation(tmp_path: Path) -> None:
+    """Every command can be run unchanged: it has no placeholders."""
     origin = "https://judge.example"
     async with open_court(tmp_path / "judge.sqlite3", tmp_path, origin=(origin,)) as court:
         page = hostile.Parsed((await court.http.get("/join")).text)
@@ -207,10 +207,10 @@ async def test_the_front_page_describes_the_swarm_and_links_to_the_other_pages(
 @pytest.mark.parametrize(
     ("path", "title"), [("/", "swarm"), (f"/nodes/{PEER}", "script"), ("/join", "Join this swarm")]
 )
-async def test_link_previews_have_title_and_description(
+async def test_pages_have_title_and_description_for_link_previews(
     site: httpx2.AsyncClient, path: str, title: str
 ) -> None:
-    """Open Graph: https://ogp.me"""
+    """The previews use Open Graph: https://ogp.me"""
     page = hostile.Parsed((await site.get(path)).text)
     said = dict(
         zip(
@@ -224,7 +224,7 @@ async def test_link_previews_have_title_and_description(
 
 
 async def test_each_reply_matches_its_example(site: httpx2.AsyncClient) -> None:
-    """Every document that anyone may read has the fields of its example, and no other."""
+    """Every public document has exactly the fields of its example."""
     found = (await site.get("/openapi.json")).json()
     for path, methods in found["paths"].items():
         for method, told in methods.items():
@@ -244,10 +244,10 @@ async def test_each_reply_matches_its_example(site: httpx2.AsyncClient) -> None:
         check_form(response.json(), reply)
 
 
-async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
-    """50 nodes whose every letter takes five of HTML, or four bytes.
+async def test_pages_with_the_longest_names_are_bounded(tmp_path: Path) -> None:
+    """There are 50 nodes whose names have characters of five letters in HTML or four bytes.
 
-    Every page and JSON keeps to 100 kB, and the omitted part follows on the next page.
+    Every page and document has at most 100 kB, and the next page has the rest.
     """
     with closing(Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
         for node in range(50):
@@ -284,7 +284,7 @@ async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
         assert seen == 50
 
 
-async def test_a_node_on_a_ladder_has_a_profile_by_level(tmp_path: Path) -> None:
+async def test_a_node_on_a_ladder_has_a_table_of_levels(tmp_path: Path) -> None:
     with closing(Store(tmp_path / "judge.sqlite3", f"ladder-9 {LADDER_9.digest}")) as store:
         steps: list[Any] = []
         for number, (specialty, reward) in enumerate(
@@ -304,15 +304,15 @@ async def test_a_node_on_a_ladder_has_a_profile_by_level(tmp_path: Path) -> None
     assert "arc 1d, level 3" in text and record["specialties"]["arc_1d.1"]["n"] == 2
 
 
-async def test_a_node_without_levels_has_no_table_of_them(site: httpx2.AsyncClient) -> None:
+async def test_a_node_without_levels_has_no_table_of_levels(site: httpx2.AsyncClient) -> None:
     assert "By level" not in (await site.get(f"/nodes/{PEER}")).text
 
 
 @pytest.fixture
 def board(database: str) -> Iterator[Reader]:
-    """Nodes of two models with 10 to 24 answers, seen at different times.
+    """Return a judge with nodes of two models that have 10 to 24 answers and were seen at different times.
 
-    The higher the number the better and the later.
+    A node with a higher number is better and was seen later.
     """
     with closing(Store(database, "tiny-9 0123")) as store:
         numbers = iter(range(1, 1_000))
@@ -333,8 +333,8 @@ def names(reader: Reader, **view: Any) -> list[str]:
     return [f"{s.rank}{s.record.peer[4:]}" for s in reader.board(BoardView(**view)).standings]
 
 
-def test_search_filters_and_order(board: Reader) -> None:
-    """A rank counts all peers, even if the page shows a selection."""
+def test_the_board_can_be_searched_filtered_and_sorted(board: Reader) -> None:
+    """Ranks are among all peers, even if the page shows a selection."""
     views: list[tuple[dict[str, Any], str]] = [
         *(({"sort": sort}, "13 22 31 40") for sort in ("rank", "score", "new", "seen", "questions")),
         ({"model": "a"}, "13 31"),
@@ -356,7 +356,7 @@ def test_search_filters_and_order(board: Reader) -> None:
     )
 
 
-def test_nodes_whose_weights_were_evaluated(database: str) -> None:
+def test_pages_show_nodes_whose_weights_were_evaluated(database: str) -> None:
     with closing(Store(database, "tiny-9 0123")) as store:
         for number in range(30):
             evaluate(store, number + 1, 1.0, PeerId(f"node{number % 3}"))
@@ -404,8 +404,8 @@ def test_nodes_whose_weights_were_evaluated(database: str) -> None:
     )
 
 
-def test_the_health_of_the_swarm(board: Reader) -> None:
-    """Evaluation n was of round n, asked n seconds after 1970."""
+def test_the_front_page_shows_the_health_of_the_swarm(board: Reader) -> None:
+    """Evaluation n was of round n, and was asked n seconds after the start of 1970."""
     newest = 999.0
     health = board.health(newest)
     assert (health.listed, health.unlisted, health.seen_hour, health.seen_day) == (4, 1, 5, 5)
@@ -415,10 +415,10 @@ def test_the_health_of_the_swarm(board: Reader) -> None:
     assert (later.seen_hour, later.seen_day) == (1, 5)
 
 
-def test_progress_is_of_the_same_nodes(database: str) -> None:
-    """Each node's last 100 questions are compared with those before; nodes without earlier ones are left out.
+def test_progress_compares_the_same_nodes(database: str) -> None:
+    """Each node's last 100 questions are compared with its earlier questions, if it has any.
 
-    Each node has the same weight: if no node changed, the figure does not change.
+    All nodes have the same weight, so the figure does not change if no node changed.
     """
     with closing(Store(database, "tiny-9 0123")) as store:
         for number in range(150):
@@ -452,18 +452,18 @@ def test_segments_cover_every_question_once() -> None:
         assert [first for first, *_ in found] == [1, *(end + 1 for _, end, *_ in found[:-1])] and found[-1][
             1
         ] == last
-        # None of three questions at 100 %
+        # No segment is so short that luck makes it 100 %.
         assert all(end - first + 1 >= views.MIN_SEGMENT_QUESTIONS for first, end, *_ in found[1:])
         assert sum(round(share * (end - first + 1)) for first, end, share, _ in found) == totals
         assert len(found) <= views.MAX_SEGMENTS
     assert views.segments([]) == []
-    # The last three of 23 are right
+    # Of 23 answers, the last three are right.
     rising = [(number, float(max(0, number - 20))) for number in range(1, 24)]
     assert views.segments(rising) == [(1, 10, 0.0, wilson(0, 10)), (11, 23, 3 / 13, wilson(3, 13))]
 
 
 @pytest.mark.parametrize("last", [0.0, 1.0, 7.0, 12_345.0])
-def test_drawings_stay_in_their_frame(last: float) -> None:
+def test_charts_stay_inside_their_frame(last: float) -> None:
     found = views.segments([(number, number * min(1.0, last) / 100) for number in range(1, 101)])
     drawn = [(drawing.sparkline(found), 120, 28)]
     drawn.append((drawing.pass_chart([(1, 10, 0.0, wilson(0, 10)), (11, 20, 1.0, wilson(10, 10))]), 720, 220))
@@ -477,7 +477,7 @@ def test_drawings_stay_in_their_frame(last: float) -> None:
                 assert 0 <= x <= width and 0 <= y <= height
 
 
-def test_a_newcomer_has_a_page() -> None:
+def test_a_node_with_few_answers_has_a_page() -> None:
     record = Record(PEER, "tiny", 0.0, 0.0, 1, 0, 1.0, ScoreTally(1, 1), [("bf", 1.0)], [(1, 1.0)])
     assert views.segments(record.curve) == [(1, 1, 1.0, wilson(1, 1))]
 

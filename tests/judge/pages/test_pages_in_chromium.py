@@ -1,8 +1,8 @@
 """The judge's pages in a real headless Chromium.
 
-Narrow and wide, light and dark, kept up to date, with hostile texts, by keyboard.
+The tests cover both widths and colour schemes, updates, hostile texts, and use by keyboard.
 
-With AXE=/path/to/axe.min.js (`npm pack axe-core`) the accessibility rules of axe are run as well.
+With AXE=/path/to/axe.min.js (`npm pack axe-core`), axe's accessibility rules are checked, too.
 """
 
 import os
@@ -35,7 +35,7 @@ WITHOUT_NODES = [
     "/nodes/nobody",
 ]
 
-# Figures of a chart that are cut off, or drawn over another. Boxes have room above and below the letters.
+# Texts of a chart that are cut off or overlap. Their boxes include some space above and below the letters.
 CHARTS = """[...document.querySelectorAll('svg.chart')].flatMap((chart) => {
   const texts = [...chart.querySelectorAll('text')];
   const all = texts.map((text) => [text.textContent, text.getBoundingClientRect()]);
@@ -51,7 +51,7 @@ CHARTS = """[...document.querySelectorAll('svg.chart')].flatMap((chart) => {
 
 @dataclass
 class Site:
-    """A judge in a separate process, and a tab."""
+    """A judge in a separate process, and a browser tab."""
 
     url: str
     tab: Tab
@@ -61,9 +61,9 @@ class Site:
         self.tab.open(self.url + path, **look)
 
     def complaints(self) -> list[dict[str, Any]]:
-        """The browser's complaints since the last call, except for missing pages.
+        """Return the browser's complaints since the last call, except for missing pages.
 
-        Every request went to the judge.
+        Also check that every request went to the judge.
         """
         events, self.tab.events = self.tab.events, []
         asked = [
@@ -95,11 +95,11 @@ def post(http: httpx2.Client, peer: SigningPeer, target: str, document: dict[str
     return dict(answer.json())
 
 
-def test_500_hostile_names_and_answers_run_nothing(site: Site) -> None:
-    """Each is seen on a page.
+def test_500_hostile_names_and_answers_run_no_script(site: Site) -> None:
+    """Each text is shown on a page.
 
-    None of their scripts runs, nothing is fetched from elsewhere; the policy would stop anything that
-    escaping let through.
+    None of their scripts runs, and nothing is loaded from another host. The content security policy would
+    block a script that escaping let through.
     """
     seen = 0
     for path in [
@@ -132,7 +132,7 @@ def test_each_page_is_readable_in_both_schemes(site: Site, width: int) -> None:
     for path in [*WITHOUT_NODES, f"/nodes/{site.peers[0]}", f"/evaluations/{evaluation(site)}"]:
         for dark in (False, True):
             site.open(path, width=width, height=844, dark=dark)
-            # Nothing to scroll sideways
+            # No horizontal scrolling.
             assert site.tab.run("document.documentElement.scrollWidth") <= width, path
             assert site.tab.run(CHARTS) == [], path
             assert (
@@ -151,7 +151,7 @@ def test_each_page_is_readable_in_both_schemes(site: Site, width: int) -> None:
     assert site.complaints() == []
 
 
-def test_commands_are_copied_by_a_button(site: Site) -> None:
+def test_a_button_copies_a_command(site: Site) -> None:
     site.open("/join")
     site.tab.run(
         "navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }, 0"
@@ -162,7 +162,7 @@ def test_commands_are_copied_by_a_button(site: Site) -> None:
 
 
 def test_a_page_keeps_itself_up_to_date(site: Site) -> None:
-    """An answer that comes while a node's page is open appears; parts that the reader opened stay open."""
+    """A new answer appears on a node's open page; sections that the reader opened stay open."""
     peer = SigningPeer(1, site.url)
     assert peer.identity.peer_id in site.peers
     peer.sequence += 10**6
@@ -186,7 +186,7 @@ def test_a_page_keeps_itself_up_to_date(site: Site) -> None:
     assert site.complaints() == []
 
 
-def test_a_page_says_when_it_was_last_up_to_date_and_that_the_judge_is_gone(tmp_path: Path) -> None:
+def test_a_page_says_if_the_judge_is_down_and_when_it_was_last_updated(tmp_path: Path) -> None:
     shown = "document.getElementById('fresh').textContent"
     with chromium(tmp_path / "profile") as tab:
         with serving(str(tmp_path / "judge.sqlite3")) as (_, url):
@@ -196,7 +196,7 @@ def test_a_page_says_when_it_was_last_up_to_date_and_that_the_judge_is_gone(tmp_
         tab.until(f"{look} && /^The judge does not answer.*[0-9]/.test({shown})")
 
 
-def test_the_keyboard_reaches_search_filters_and_nodes(site: Site) -> None:
+def test_search_filters_and_nodes_can_be_reached_by_keyboard(site: Site) -> None:
     site.open("/")
     reached = []
     for _ in range(26):

@@ -1,4 +1,4 @@
-"""Checks a judge's database. It reads one moment of it, while the judge may go on."""
+"""Checks a judge's database. It reads one snapshot, so the judge may continue to write."""
 
 import json
 from collections import defaultdict, deque
@@ -16,15 +16,15 @@ from judge.store.tables import about, evaluations, peers
 from swarmd.tasks.answers import added
 from swarmd.tasks.sandbox.client import Completion, Mark, TaskRef
 
-# Rows that are read at a time.
+# Rows read at a time.
 ROWS = 500
 _COUNTED = (peers.c.answered + peers.c.unanswered).label("counted")
 
 
 def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list[str]]:
-    """Score every stored answer again, and add up each peer's figures again.
+    """Score every stored answer again, and compute each peer's figures again.
 
-    curriculum: name and digest. Returns the number of answers, and a line for each difference.
+    curriculum: name and digest. Return the number of answers, and a line for each difference.
     """
     with reading(database) as db:
         held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
@@ -64,7 +64,7 @@ def _scored_otherwise(rows: Sequence[RowMapping], mark: Mark) -> Iterator[str]:
 def _counted_otherwise(db: Connection) -> Iterator[str]:
     """Check that each peer's questions are numbered 1, 2, 3 … and add up to the peer's totals.
 
-    For pruned questions, the totals that later rows continue are trusted if they are possible.
+    If earlier questions were pruned, the totals at the first remaining row are accepted if they are possible.
     """
     c = evaluations.c
     counting = (
@@ -79,7 +79,7 @@ def _counted_otherwise(db: Connection) -> Iterator[str]:
     for row in db.execute(counting):
         number, answered, reward = sums.get(row.peer, (0, 0, 0.0))
         gap, earned = row.number - number - 1, added(row.total, -row.reward, -reward)
-        # Its newest questions are never pruned.
+        # A peer's newest questions are never pruned.
         if gap > 0 and row.number <= row.counted - WINDOW_QUESTIONS + 1 and 0 <= earned <= gap:
             pruned.add(row.peer)
             number, reward = number + gap, added(reward, earned)
@@ -94,7 +94,7 @@ def _counted_otherwise(db: Connection) -> Iterator[str]:
     )
     for peer, *kept in db.execute(totals):
         number, answered, reward = sums.get(peer, (0, 0, 0.0))
-        # For pruned questions, the number of answered ones is unknown.
+        # How many pruned questions were answered is unknown.
         answered = max(answered, min(kept[1], number)) if peer in pruned else answered
         found = [number, answered, reward, len(newest[peer]), added(*newest[peer])]
         if kept != found:
@@ -103,7 +103,7 @@ def _counted_otherwise(db: Connection) -> Iterator[str]:
 
 @contextmanager
 def reading(database: Path | str) -> Iterator[Connection]:
-    """Open one snapshot of a database, regardless of concurrent writes. Raises DatabaseUnusable."""
+    """Open one snapshot of a database, unaffected by concurrent writes. May raise DatabaseUnusable."""
     with closing(Database(database, alone=False)) as opened:
         try:
             with opened.engine.execution_options(stream_results=True).begin() as connection:

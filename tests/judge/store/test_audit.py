@@ -1,4 +1,4 @@
-"""The contents of a judge's database add up, on both kinds of database."""
+"""The audit of a judge's database finds differences, with both kinds of database."""
 
 import sqlite3
 from contextlib import closing
@@ -25,9 +25,9 @@ HOSTILE = 'a\\ \0 "quoted", \r\n =1+1'
 
 
 def fill(database: str, verifier: Verifier) -> None:
-    """Real questions with right, wrong and hostile answers, as the judge scores them.
+    """Store real questions with right, wrong and hostile answers, scored as the judge does.
 
-    One that lapsed, one that is void.
+    One further question lapsed, and one is void.
     """
     tasks = tasks_of("tiny-9")
     with closing(Store(database, CURRICULUM)) as store:
@@ -49,7 +49,7 @@ def change(database: str, statement: str) -> None:
         db.exec_driver_sql(statement)
 
 
-def test_verify_scores_stored_answers_again(database: str, verifier: Verifier) -> None:
+def test_the_audit_scores_stored_answers_again(database: str, verifier: Verifier) -> None:
     fill(database, verifier)
     assert audit.verify(database, CURRICULUM, verifier.judge) == (8, [])
     with pytest.raises(DatabaseUnusable, match="--curriculum"):
@@ -59,18 +59,18 @@ def test_verify_scores_stored_answers_again(database: str, verifier: Verifier) -
     answers, differences = audit.verify(database, CURRICULUM, verifier.judge)
     assert answers == 8
     assert "stored (1, (0.0, 'wrong')), found (1, (1.0, 'correct'))" in differences[0]
-    # The totals no longer add up
+    # The totals differ, too.
     assert any("of bob" in line or "of alice" in line for line in differences[1:])
 
 
-def test_a_peer_with_more_than_it_earned_is_found(database: str, verifier: Verifier) -> None:
+def test_a_peer_with_a_higher_total_than_its_answers_is_found(database: str, verifier: Verifier) -> None:
     fill(database, verifier)
     change(database, "UPDATE peers SET reward = reward + 1 WHERE peer = 'alice'")
     _, (difference,) = audit.verify(database, CURRICULUM, verifier.judge)
     assert difference.startswith("peer alice: ")
 
 
-def test_a_copy_by_sqlite_serves_as_the_same_judge(tmp_path: Path, verifier: Verifier) -> None:
+def test_a_backup_made_by_sqlite_serves_as_the_same_judge(tmp_path: Path, verifier: Verifier) -> None:
     database, copy = str(tmp_path / "judge.sqlite3"), str(tmp_path / "copy.sqlite3")
     fill(database, verifier)
     with closing(Store(database, CURRICULUM)), closing(sqlite3.connect(database)) as other:
@@ -80,7 +80,7 @@ def test_a_copy_by_sqlite_serves_as_the_same_judge(tmp_path: Path, verifier: Ver
         evaluate(store, 11, 1.0, PeerId("carol"))
 
 
-def test_a_database_that_is_not_there_is_told_and_not_made(tmp_path: Path) -> None:
+def test_a_missing_database_is_reported_and_not_created(tmp_path: Path) -> None:
     absent = CliRunner().invoke(cli.app, ["moderate", "log", "--database", str(tmp_path / "none")])
     assert "there is no database" in str(absent.exception)
     assert not (tmp_path / "none").exists()

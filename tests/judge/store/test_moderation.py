@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def listed_by(court: Court, name: str, model: str = "") -> SigningPeer:
-    """A peer of this name that has ten answers."""
+    """Add a peer with this name and ten answers, so that the board lists it."""
     peer = court.peer()
     said = {
         "name": name,
@@ -42,7 +42,7 @@ async def listed_by(court: Court, name: str, model: str = "") -> SigningPeer:
 
 
 async def everything(court: Court, peer: str, evaluation: str) -> AsyncIterator[tuple[str, str]]:
-    """Every address that anyone may read, and its answer."""
+    """Return every public address that shows the peer, with its content."""
     paths = {
         route.path
         for route in create_app(court.service).routes
@@ -55,8 +55,8 @@ async def everything(court: Court, peer: str, evaluation: str) -> AsyncIterator[
 
 
 async def assert_hidden(court: Court, rude: str, *, listed: bool) -> None:
-    """Nothing shows the name it gives itself, and no search finds it by that name."""
-    court.monotonic.now += 11.0  # longer than a comparison is kept
+    """Check that no page shows the peer's name, and that no search finds the peer by it."""
+    court.monotonic.now += 11.0  # longer than a comparison is cached
     answered = (await court.http.get(f"/v1/peers/{rude}")).json()["evaluations"][0]["evaluation"]
     async for path, text in everything(court, rude, answered):
         assert "rude-words" not in text, path
@@ -77,12 +77,12 @@ async def board(court: Court) -> list[str]:
 
 
 async def noticed(court: Court) -> None:
-    """Let the judge heed moderation at once, as it does each second."""
+    """Let the judge read the moderation decisions now, as it does each second."""
     assert EXPIRE_S <= 2.0
     await court.service.heed_moderation()
 
 
-async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> None:
+async def test_hiding_banning_and_undoing_take_effect_and_are_logged(database: str, tmp_path: Path) -> None:
     async with open_court(database, tmp_path) as court:
         rude, other = await listed_by(court, "rude-words"), await listed_by(court, "otter")
         assert set(await board(court)) == {rude.identity.peer_id, other.identity.peer_id}
@@ -128,7 +128,7 @@ async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> Non
     assert lines[0] == f"2027-01-15 08:00:00 UTC  hide  {rude.identity.peer_id}  rude\\nname"
 
 
-async def test_the_command_bans_a_key_that_was_never_seen_and_wants_a_reason(tmp_path: Path) -> None:
+async def test_the_command_bans_an_unknown_key_and_requires_a_reason(tmp_path: Path) -> None:
     database = str(tmp_path / "judge.sqlite3")
     async with open_court(database, tmp_path) as court:
         stranger = court.peer()
@@ -138,11 +138,11 @@ async def test_the_command_bans_a_key_that_was_never_seen_and_wants_a_reason(tmp
         assert banned.exit_code == 0 and stranger.identity.peer_id in banned.output
         await noticed(court)
         assert (await court.ask(stranger)).status_code == 403
-    async with open_court(database, tmp_path) as court:  # after a restart too
+    async with open_court(database, tmp_path) as court:  # also after a restart
         assert (await court.ask(court.peer())).status_code == 403
 
 
-def test_a_key_is_banned_while_the_judge_writes_without_a_pause(database: str) -> None:
+def test_a_key_can_be_banned_while_the_judge_writes_continuously(database: str) -> None:
     ended, failed = Event(), []
     with closing(Store(database, "tiny-9 0123")) as store, ThreadPoolExecutor(1) as thread:
 
@@ -173,12 +173,12 @@ def test_moderation_on_a_full_disk_gives_a_message(tmp_path: Path) -> None:
         moderation.act(database, "ban", SigningPeer(1).identity.peer_id, "spam", 1_800_000_000.0)
 
 
-async def test_a_model_that_is_called_hidden_is_not(tmp_path: Path) -> None:
+async def test_a_model_named_hidden_is_not_hidden(tmp_path: Path) -> None:
     database = str(tmp_path / "judge.sqlite3")
     async with open_court(database, tmp_path) as court:
         sly = (await listed_by(court, "sly", "hidden")).identity.peer_id
         answered = (await court.http.get(f"/v1/peers/{sly}")).json()["evaluations"][0]["evaluation"]
-        # The answers can be checked.
+        # The answers can still be checked.
         assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 200
         moderation.act(database, "hide", sly, "rude version", 1_800_000_130.0)
         assert (await court.http.get(f"/v1/evaluations/{answered}")).status_code == 403

@@ -1,4 +1,4 @@
-"""Pruning deletes old rows, and no figure changes by it, on both kinds of database."""
+"""Pruning deletes old rows without changing any figure, with both kinds of database."""
 
 import random
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def rows(store: Store, peer: PeerId) -> list[int | None]:
 
 
 def counted(store: Store, peer: PeerId, number: int, at: float, reward: float, model: str = "tiny") -> None:
-    """One evaluation that counts, of a peer in the swarm."""
+    """Store one evaluation that counts, of a peer in the swarm."""
     asked = replace(
         question(int.from_bytes(sha256(f"{peer} {number}".encode()).digest()[:7], "big"), peer),
         attributes=Attributes(number, model, sharing="swarm"),
@@ -53,7 +53,7 @@ def counted(store: Store, peer: PeerId, number: int, at: float, reward: float, m
 
 
 def prune(store: Store, before: float, silent: float, silent_windows: int = 1_000) -> int:
-    """Prune all; return the number of steps."""
+    """Prune everything that is due; return the number of steps."""
     after: str | None = ""
     steps = 0
     while after is not None:
@@ -61,7 +61,7 @@ def prune(store: Store, before: float, silent: float, silent_windows: int = 1_00
     return steps
 
 
-def test_a_pruned_peer_keeps_its_figures_its_curve_and_its_rank(store: Store) -> None:
+def test_a_peer_with_pruned_rows_keeps_its_figures_curve_and_rank(store: Store) -> None:
     rng = random.Random(3)
     for number in range(1, MANY + 1):
         counted(store, ALICE, number, float(number), float(rng.random() < number / MANY))
@@ -74,7 +74,7 @@ def test_a_pruned_peer_keeps_its_figures_its_curve_and_its_rank(store: Store) ->
     kept = rows(store, ALICE)
     assert kept == [n for n in range(1, MANY + 1) if n >= MANY - 99 or n % curve_step(MANY, KEPT_POINTS) == 0]
     assert [reader.standing(ALICE), reader.board(BoardView(curves=24)), reader.arms("tiny")] == before
-    # Later answers are counted on, and the curve finds its data.
+    # Later answers continue the counts, and the curve still has its data.
     for number in range(MANY + 1, 2 * MANY + 1):
         counted(store, ALICE, number, float(number), 1.0)
     prune(store, before=2_000.0, silent=0.0)
@@ -87,14 +87,14 @@ def test_a_pruned_peer_keeps_its_figures_its_curve_and_its_rank(store: Store) ->
 
 
 def as_stored(store: Store) -> Mark:
-    """A mark that gives each answer its stored values: only the sums are checked here."""
+    """Return a scorer that gives each answer its stored score, because only the sums are checked here."""
     with store.database.begin() as db:
         graded = "SELECT reward FROM evaluations WHERE state = 'graded' ORDER BY id"
         stored = iter([row[0] for row in db.exec_driver_sql(graded)])
     return lambda items: [[ScoredAnswer.of(next(stored)) for _ in answers] for _, answers in items]
 
 
-def test_verify_finds_gaps_that_pruning_does_not_explain(tmp_path: Path) -> None:
+def test_the_audit_finds_gaps_that_pruning_does_not_explain(tmp_path: Path) -> None:
     changes = (
         "UPDATE peers SET reward = reward {} 1",
         "UPDATE peers SET answered = answered {} 300, unanswered = unanswered - (0 {} 300)",
@@ -117,7 +117,7 @@ def test_verify_finds_gaps_that_pruning_does_not_explain(tmp_path: Path) -> None
         assert differences(f"DELETE FROM evaluations WHERE number = {MANY - 10}") != []
 
 
-def test_a_silent_peer_off_the_board_is_forgotten_with_all_it_brought(store: Store) -> None:
+def test_a_silent_peer_that_is_not_on_the_board_is_deleted_completely(store: Store) -> None:
     for number in range(1, 10):
         counted(store, BOB, number, 10.0, 1.0, model="bobs")
         counted(store, ALICE, number, 10.0, 1.0)
@@ -127,7 +127,7 @@ def test_a_silent_peer_off_the_board_is_forgotten_with_all_it_brought(store: Sto
         total = db.exec_driver_sql("SELECT count(*) FROM arm_bins WHERE model = 'bobs'").scalar_one()
     assert total > 0
     prune(store, before=10.0, silent=10.0)
-    assert len(rows(store, BOB)) == 9  # not yet silent for so long
+    assert len(rows(store, BOB)) == 9  # not yet silent for long enough
     prune(store, before=11.0, silent=11.0)
     assert (rows(store, BOB), store.sequence(BOB)) == ([], -1)
     assert rows(store, ALICE) == list(range(1, 20))  # on the board
@@ -135,11 +135,11 @@ def test_a_silent_peer_off_the_board_is_forgotten_with_all_it_brought(store: Sto
         for table in ("progress", "arm_bins", "arm_values"):
             models = db.exec_driver_sql(f"SELECT DISTINCT model FROM {table}").scalars().all()
             assert "bobs" not in models
-    counted(store, BOB, 1, 12.0, 1.0)  # it may come back, like any new peer
+    counted(store, BOB, 1, 12.0, 1.0)  # the peer may return as a new peer
     assert rows(store, BOB) == [1]
 
 
-def test_pruning_goes_by_a_few_peers_a_step(store: Store) -> None:
+def test_pruning_handles_a_few_peers_in_each_step(store: Store) -> None:
     for number in range(STEP_PEERS + 1):
         counted(store, PeerId(f"peer {number}"), 1, 1.0, 1.0)
     assert prune(store, before=0.0, silent=0.0) == 3
@@ -147,7 +147,7 @@ def test_pruning_goes_by_a_few_peers_a_step(store: Store) -> None:
     assert prune(store, before=9.0, silent=9.0) == 1
 
 
-def test_a_peer_is_compared_in_a_few_models(store: Store) -> None:
+def test_a_peer_is_compared_in_only_a_few_models(store: Store) -> None:
     for number in range(1, 40):
         counted(store, ALICE, number, 1.0, 1.0, model=f"model {number}")
     with store.database.begin() as db:
@@ -155,14 +155,14 @@ def test_a_peer_is_compared_in_a_few_models(store: Store) -> None:
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(2, CURVE_POINTS))
-def test_the_numbers_of_a_curve_outlive_pruning_at_every_earlier_time(a: int, b: int, points: int) -> None:
+def test_pruning_at_any_time_does_not_change_a_curve(a: int, b: int, points: int) -> None:
     earlier, later = sorted((a, b))
     step = curve_step(earlier, KEPT_POINTS)
     assert all(number % step == 0 for number in curve_numbers(later, points)[:-1])
 
 
-def test_a_peer_on_the_board_is_forgotten_if_it_is_silent_for_long(store: Store) -> None:
-    """The time in which the judge was off, or by which its clock jumped, is not the peer's silence."""
+def test_a_peer_on_the_board_is_deleted_after_a_long_silence(store: Store) -> None:
+    """Time in which the judge was down, or by which its clock jumped, does not count as silence."""
     for number in range(1, 20):
         counted(store, ALICE, number, 10.0, 1.0)
         counted(store, BOB, number, 20.0, 1.0)
@@ -177,7 +177,7 @@ def test_a_peer_on_the_board_is_forgotten_if_it_is_silent_for_long(store: Store)
     assert [after(now) for now in (1_010.0, 9_000.0)] == [(0, 19), (0, 0)]
 
 
-def test_a_peer_is_not_forgotten_before_its_sequence_number_is_old(store: Store) -> None:
+def test_a_peer_is_not_deleted_before_its_sequence_number_is_old(store: Store) -> None:
     counted(store, ALICE, int(31.0 * 1e9), 10.0, 1.0)
     prune(store, before=30.0, silent=30.0)
     assert store.sequence(ALICE) == int(31.0 * 1e9)

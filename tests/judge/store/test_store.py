@@ -1,4 +1,4 @@
-"""The ledger: it keeps records, refuses bad ones, and never counts one twice."""
+"""The store: it keeps evaluations, rejects invalid ones, and never counts one twice."""
 
 import json
 import sys
@@ -104,10 +104,10 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
     assert record_of(Reader(store.database), "nobody") is None
 
 
-def test_a_page_of_the_board_is_of_one_moment(
+def test_a_page_of_the_board_shows_one_snapshot(
     store: Store, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer that is graded while a page is read appears on the next page."""
+    """An answer graded while a page is read appears in the next page that is read."""
     for number in range(1, LISTED_ANSWERS + 1):
         evaluate(store, number, 1.0)
 
@@ -122,7 +122,9 @@ def test_a_page_of_the_board_is_of_one_moment(
             assert standing.record.score == ScoreTally(10.0, n)
 
 
-def test_a_backup_served_with_another_key_is_named(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_serving_a_backup_with_another_key_gives_a_message(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     for key in "aab":
         store.agree(f"--key of {key}, --deadline 60")
     (said,) = caplog.messages
@@ -131,17 +133,17 @@ def test_a_backup_served_with_another_key_is_named(store: Store, caplog: pytest.
     )
 
 
-def test_of_changed_settings_those_alone_are_named(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_changed_settings_are_named(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     store.agree("--key of a, --deadline 60, --window 9")
     store.agree("--key of a, --deadline 90, --window 5")
     (said,) = caplog.messages
     assert said.endswith("of a judge with --deadline 60, --window 9; this one has --deadline 90, --window 5")
 
 
-def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
-    """A page holds only a few of the longest answers, in characters with the longest JSON.
+def test_a_page_of_answers_has_a_bounded_number_of_bytes(store: Store) -> None:
+    """The answers have maximum length, in characters with the longest JSON, so few fit on a page.
 
-    The pages together hold them all.
+    The pages together have all answers.
     """
     for number, letter in enumerate("x\x01é\U0001f600" * 3, start=1):
         asked = question(number)
@@ -159,8 +161,8 @@ def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
     assert seen == list(range(12, 0, -1))
 
 
-def test_answers_take_the_room_that_they_are_sent_in(store: Store) -> None:
-    """A network's bytes are limited, and all of them are kept."""
+def test_stored_answers_take_no_more_bytes_than_they_were_sent_in(store: Store) -> None:
+    """A network's bytes are limited as they are sent, and all of them are stored."""
     asked, given = replace(question(1), answers=16), Completion("é" * 1_000, True)
     store.asked(asked, sequence=1, at=0.0)
     store.graded(asked, [given] * 16, [WRONG] * 16, 0.5, 2, 0.0)
@@ -169,8 +171,8 @@ def test_answers_take_the_room_that_they_are_sent_in(store: Store) -> None:
 
 
 @pytest.mark.net
-def test_a_page_of_answers_is_fetched_row_by_row(postgresql: Callable[[], str]) -> None:
-    """A reader may ask for 500 rows of 16 long answers each, of which a page holds one."""
+def test_a_page_of_answers_is_read_row_by_row(postgresql: Callable[[], str]) -> None:
+    """A client may request 500 rows of 16 long answers each, of which only one fits on a page."""
     cursors: list[object] = []
     with closing(opened(postgresql())) as store:
 
@@ -183,7 +185,7 @@ def test_a_page_of_answers_is_fetched_row_by_row(postgresql: Callable[[], str]) 
     assert isinstance(cursor, psycopg.ServerCursor)
 
 
-def test_an_evaluation_is_graded_once(store: Store) -> None:
+def test_an_evaluation_is_graded_only_once(store: Store) -> None:
     evaluate(store, 1, 1.0)
     with pytest.raises(SQLAlchemyError):
         store.graded(question(1), [ANSWER], [RIGHT], 0.5, 9, 9.0)
@@ -206,7 +208,7 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     with pytest.raises(SQLAlchemyError):
         store.graded(question(2), [ANSWER], [RIGHT], 0.5, 5, 2.0)
     store.lapsed([question(2)])
-    assert record_of(Reader(store.database), ALICE) == record  # no answer counts twice
+    assert record_of(Reader(store.database), ALICE) == record  # the answer does not count again
     newest, _ = Reader(store.database).history(ALICE, 2**63 - 1)
     kept = [(row["number"], row["reward"], row["answer"], row["ended"]) for row in newest]
     assert kept == [(2, 0.0, None, None), (1, 1.0, ANSWER.text, True)]
@@ -215,10 +217,10 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     assert the(record_of(Reader(store.database), ALICE)).score == ScoreTally(2, 3)
 
 
-def test_the_board_lists_and_orders_peers(database: str) -> None:
-    """A peer with ten answers is listed.
+def test_the_board_lists_peers_in_the_order_of_their_ranks(database: str) -> None:
+    """A peer is listed from ten answers on.
 
-    A lucky few answers rank below many good ones; ties keep their order; each peer is on one page.
+    A few lucky answers rank below many good answers; ties keep their order; each peer is on exactly one page.
     """
     right = {
         "steady": (90, 100),
@@ -237,7 +239,7 @@ def test_the_board_lists_and_orders_peers(database: str) -> None:
         assert [standing.record.peer for standing in board.standings] == ["steady", "lucky", "a", "b", "poor"]
         assert (board.listed, board.unlisted, board.more_after) == (5, 1, None)
         ties = [standing.ties for standing in board.standings if standing.ties]
-        assert ties == [(1, 4), (1, 4), (1, 5), (1, 5), (3, 5)]  # too few answers to separate luck from skill
+        assert ties == [(1, 4), (1, 4), (1, 5), (1, 5), (3, 5)]  # too few answers to separate the peers
         seen, after = [], 0
         while after is not None:
             page = Reader(store.database).board(BoardView(after=after, limit=2))
@@ -247,11 +249,11 @@ def test_the_board_lists_and_orders_peers(database: str) -> None:
         for _ in range(60):
             store.asked(question(n := next(numbers), PeerId("steady")), 2 * n, 0.0)
             store.lapsed([question(n, PeerId("steady"))])
-        # The peer "steady" left sixty questions out
+        # The peer "steady" left sixty questions unanswered.
         assert Reader(store.database).board(BoardView()).standings[0].record.peer == "lucky"
 
 
-def test_one_judge_at_a_time(database: str) -> None:
+def test_only_one_judge_may_use_a_database_at_a_time(database: str) -> None:
     with closing(opened(database)), pytest.raises(DatabaseInUse, match="another judge"):
         opened(database)
     opened(database).close()
@@ -264,13 +266,15 @@ def test_a_password_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("lent", [True, False], ids=["by the transaction", "by the session"])
-def test_a_pooler_that_lends_by_the_transaction_is_refused(
+def test_a_connection_pooler_in_transaction_mode_is_rejected(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, lent: bool
 ) -> None:
-    """No lock would keep other processes out, as with Supabase's or PgBouncer's
-    (goauthentik/authentik#23876)."""
+    """With such a pooler (Supabase, PgBouncer), a lock does not exclude other processes.
+
+    See goauthentik/authentik#23876.
+    """
     address = request.getfixturevalue("postgresql")()
-    # A pooler tells the client different numbers.
+    # A pooler reports another process id than the server's.
     process = "SELECT 7" if lent else "SELECT -pg_backend_pid()"
     monkeypatch.setattr("judge.store.database._PROCESS", process)
     refusal = pytest.raises(DatabaseUnusable, match=r"transaction mode.*session mode")
@@ -278,19 +282,21 @@ def test_a_pooler_that_lends_by_the_transaction_is_refused(
         pass
 
 
-def test_postgresql_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_postgresql_extra_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(DatabaseUnusable, match=r"pip install 'swarmd\[judge-postgres\]'"):
         opened("postgresql://judge@127.0.0.1:1/judge")
 
 
 @pytest.mark.parametrize("address", ["mysql://judge@/judge", "://", "sqlite://"])
-def test_a_file_that_is_no_database_is_refused(address: str) -> None:
+def test_a_file_that_is_not_a_database_is_rejected(address: str) -> None:
     with pytest.raises(DatabaseUnusable, match="postgresql://user@host/name"):
         opened(address)
 
 
-def test_text_comes_back_as_it_was(store: Store) -> None:
+def test_any_stored_text_is_read_unchanged(store: Store) -> None:
     text = "a\0b \\0 \\ \\\\0 <answer>\U0001f9ab\r\n\u202e</answer>"
     store.asked(replace(question(1), attributes=Attributes(1, "m\0\\", name="\0")), 1, 0.0)
     store.graded(question(1), [Completion(text, False)], [WRONG], 0.5, 2, 0.0)
@@ -298,20 +304,20 @@ def test_text_comes_back_as_it_was(store: Store) -> None:
     assert (row["answer"], row["ended"], row["model"], row["name"]) == (text, False, "m\0\\", "\0")
 
 
-def test_open_questions_after_a_restart(database: str) -> None:
+def test_open_questions_are_void_after_a_restart(database: str) -> None:
     with closing(opened(database)) as store:
         evaluate(store, 1, 1.0)
         store.asked(question(2), 5, 5.0)
         before = record_of(Reader(store.database), ALICE)
     with closing(opened(database)) as store:
         assert record_of(Reader(store.database), ALICE) == before
-        # The open question does not count, because the peer is not at fault
+        # The open question does not count, because the peer is not at fault.
         assert (the(record_of(Reader(store.database), ALICE)).unanswered, store.sequence(ALICE)) == (0, 5)
         with pytest.raises(SQLAlchemyError):
             store.graded(question(2), [ANSWER], [RIGHT], 0.5, 6, 6.0)
 
 
-def test_another_version_is_refused(database: str) -> None:
+def test_a_database_of_another_version_is_rejected(database: str) -> None:
     opened(database).close()
     with closing(Database(database)) as found, found.begin() as db:
         db.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
@@ -319,8 +325,8 @@ def test_another_version_is_refused(database: str) -> None:
         opened(database)
 
 
-def test_steps_of_one_transaction_are_kept_one_by_one_if_one_fails(store: Store) -> None:
-    """Several steps share a transaction; if one fails, the rest are kept all the same."""
+def test_a_failed_step_does_not_undo_other_steps_of_its_transaction(store: Store) -> None:
+    """Several steps share a transaction; if one fails, the others are still stored."""
     evaluate(store, 1, 1.0)
     asked = [(store.asked, (question(n), n, 0.0)) for n in (2, 3)]
     assert store.together(asked) == [None, None]
@@ -333,8 +339,8 @@ def test_steps_of_one_transaction_are_kept_one_by_one_if_one_fails(store: Store)
     ]
 
 
-def test_a_question_with_several_answers_is_recorded(store: Store) -> None:
-    """The first answer counts for the score, and all are kept. The other three give pass@k."""
+def test_a_question_with_several_answers_is_stored(store: Store) -> None:
+    """All answers are stored. The first counts for the score, the other three for pass@k."""
     for number, right in enumerate((0, 1, 4), 1):
         asked = replace(question(number), answers=4)
         store.asked(asked, number, 0.0)
@@ -353,7 +359,7 @@ def test_a_question_with_several_answers_is_recorded(store: Store) -> None:
     assert newest["further"][2] == {"text": "3", "ended": True, "reason": "correct", "reward": 1.0}
 
 
-def test_graded_rewards_are_added_up_exactly_and_come_back_with_each_answer(store: Store) -> None:
+def test_graded_rewards_are_summed_exactly_and_stored_with_each_answer(store: Store) -> None:
     store.turn_windows(0.0, 60, TINY_9.digest, lambda: bytes(32))
     for number in range(1, 11):
         asked = replace(question(number), answers=2)
@@ -369,8 +375,8 @@ def test_graded_rewards_are_added_up_exactly_and_come_back_with_each_answer(stor
     assert graded is not None and list(graded.scores) == [ScoredAnswer.of(0.1), ScoredAnswer.of(0.7)]
 
 
-def test_a_peers_words_are_kept_with_its_evaluations(store: Store) -> None:
-    """The peer shows its newest words; each question keeps the words from the time it was asked."""
+def test_a_peers_self_description_is_stored_with_its_evaluations(store: Store) -> None:
+    """A peer has its latest self-description; each question keeps the one from when it was asked."""
     said = {
         "name": "<b>otter</b>",
         "sharing": "swarm",
@@ -390,9 +396,9 @@ def test_a_peers_words_are_kept_with_its_evaluations(store: Store) -> None:
 
 
 @pytest.mark.net
-def test_every_name_can_be_kept_or_the_database_is_refused(request: pytest.FixtureRequest) -> None:
+def test_a_database_that_cannot_store_every_name_is_rejected(request: pytest.FixtureRequest) -> None:
     address = request.getfixturevalue("postgresql")()
-    for encoding in ("SQL_ASCII", "LATIN1"):  # a server without a locale has SQL_ASCII
+    for encoding in ("SQL_ASCII", "LATIN1"):  # SQL_ASCII is the default without a locale
         with psycopg.connect(address, autocommit=True) as admin:
             as_c = "TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
             admin.execute(f"CREATE DATABASE {encoding} ENCODING '{encoding}' {as_c}")
@@ -405,7 +411,7 @@ def test_every_name_can_be_kept_or_the_database_is_refused(request: pytest.Fixtu
 
 
 @pytest.mark.net
-def test_a_server_that_is_gone_without_a_word_is_noticed(request: pytest.FixtureRequest) -> None:
+def test_a_silently_lost_database_server_is_noticed(request: pytest.FixtureRequest) -> None:
     address = request.getfixturevalue("postgresql")()
     for more, seconds in (("", "30"), ("&keepalives_idle=7", "7")):
         with closing(Database(address + more)) as database, database.begin() as db:

@@ -1,6 +1,6 @@
 """Stands in for judge/verified/worker.py in tests that need no model.
 
-The same messages, and models named after their failures.
+It sends the same messages; some model names make it fail in the way they say.
 """
 
 import os
@@ -30,7 +30,7 @@ BASE = "0123456789abcdef"
 
 
 def solved(question: str) -> GivenAnswer | None:
-    """Return the right answer if a fraction is to be simplified, so that something is right."""
+    """Return the right answer if the question is to simplify a fraction, so that some answers are right."""
     found = re.search(r"the fraction (\d+)/(\d+)", question)
     if found is None:
         return None

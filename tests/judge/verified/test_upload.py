@@ -1,6 +1,6 @@
-"""`swarmd verify --upload` against a judge over TCP, with a stand-in for the process that evaluates.
+"""`swarmd verify --upload` against a judge over TCP, with a stand-in for the evaluating process.
 
-And the deadline of uploads.
+The deadline of uploads is tested, too.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ async def url(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> A
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    """A state folder with a key, and a checkpoint of an adapter."""
+    """Return a state folder with a key and a checkpoint of an adapter."""
     checkpoint = tmp_path / "checkpoints" / "round-00000007"
     checkpoint.mkdir(parents=True)
     base = {
@@ -124,12 +124,12 @@ async def test_verify_uploads_the_newest_checkpoint(
     assert receipt is not None and receipt["lora_rank"] == 2 and receipt["answers"] == 2
     assert await run(found["verification"], "--judge", url, "--state-dir", str(node)) == 0
     said = capsys.readouterr().out
-    # The stand-in simplifies the one fraction rightly
+    # The stand-in simplifies one fraction correctly.
     assert "pass@1 11.1 %" in said
     assert found["signature"] not in said and len(said) < 400
 
 
-async def test_verify_uploads_a_file_and_shows_a_refusal(
+async def test_verify_uploads_a_file_and_shows_a_rejection(
     url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine").mkdir()
@@ -146,7 +146,7 @@ async def test_verify_uploads_a_file_and_shows_a_refusal(
 async def test_verify_uploads_an_exported_adapter(
     url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the names that peft gives its tensors."""
+    """The exported tensors have peft's names."""
     file, about = tmp_path / "mine" / "adapter_model.safetensors", tmp_path / "mine" / "adapter_config.json"
     file.parent.mkdir()
     file.write_bytes(
@@ -166,13 +166,15 @@ async def test_verify_uploads_an_exported_adapter(
         assert said in capsys.readouterr().err
 
 
-async def test_an_upload_needs_a_judge(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_an_upload_without_a_judge_gives_a_message(
+    node: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert await run("--upload", "--state-dir", str(node)) == 2
     assert "--judge" in capsys.readouterr().err
 
 
-async def test_an_upload_after_the_clock_was_set_back(url: str) -> None:
-    """A sequence number that is too low is answered with the highest one known."""
+async def test_an_upload_succeeds_after_the_clock_was_set_back(url: str) -> None:
+    """The reply to a too low sequence number states the highest number seen."""
     identity = Identity(b"\x07" * 32)
     weights = UploadedWeights(GOOD, "tiny", TINY_9.digest)
     first = await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 10**6)
@@ -185,7 +187,7 @@ async def test_an_upload_after_the_clock_was_set_back(url: str) -> None:
 async def test_an_upload_may_take_longer_than_other_requests(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two seconds, while other requests have one and a half."""
+    """The upload takes two seconds; other requests have one and a half."""
     monkeypatch.setattr(reader, "PIECE_BYTES", len(GOOD) - 4)
     sent: list[int] = []
 
@@ -211,14 +213,14 @@ def of_standins(folder: Path) -> list[psutil.Process]:
 def workers(folder: Path) -> list[psutil.Process]:
     found = []
     for process in of_standins(folder):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may end at any moment
+        with contextlib.suppress(psutil.NoSuchProcess):  # the process may end at any moment
             found += [process] if "tests.judge.verified.standin_worker" in process.cmdline() else []
     return found
 
 
 @contextmanager
 def judge_process(folder: Path) -> Iterator[str]:
-    """Ends with kill -9."""
+    """Run a judge; kill it with SIGKILL at the end."""
     command, environment = (
         [sys.executable, "-m", "tests.judge.standin_judge", str(folder)],
         {**os.environ, OF_THIS_TEST: str(folder)},
@@ -233,20 +235,20 @@ def judge_process(folder: Path) -> Iterator[str]:
             process.kill()
 
 
-@pytest.mark.slow  # two judges
-def test_kill_9_leaves_nothing_half(tmp_path: Path) -> None:
+@pytest.mark.slow  # starts two judges
+def test_after_kill_9_uploads_are_either_complete_or_removed(tmp_path: Path) -> None:
     peers = [Identity(bytes([number]) * 32) for number in (11, 12, 13)]
     uploads = tmp_path / "judge.sqlite3.uploads"
     with judge_process(tmp_path) as url:
         hanging = upload(url, peers[0], UploadedWeights(GOOD, "hangs", TINY_9.digest), lambda _sent: None)
         wait_until(lambda: reader.outcome(url, hanging).state == "running")
         waiting = upload(url, peers[1], UploadedWeights(GOOD, "tiny", TINY_9.digest), lambda _sent: None)
-        (uploads / ("0" * 32 + ".part")).write_bytes(GOOD[:50])  # like an upload that was arriving
+        (uploads / ("0" * 32 + ".part")).write_bytes(GOOD[:50])  # as left by an unfinished upload
         wait_until(lambda: len(of_standins(tmp_path)) > 1)
-    wait_until(lambda: not of_standins(tmp_path))  # the evaluation has ended with its judge
+    wait_until(lambda: not of_standins(tmp_path))  # the evaluating process ended with its judge
     with judge_process(tmp_path) as url:
         assert {path.suffix for path in uploads.iterdir()} == {".safetensors"}
-        # It listens before it has started again
+        # The judge listens before the evaluation has started again.
         wait_until(lambda: reader.outcome(url, hanging).state == "running")
         assert reader.outcome(url, waiting).state == "queued"
         wait_until(lambda: workers(tmp_path) != [])

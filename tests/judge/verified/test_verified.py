@@ -1,6 +1,6 @@
 """The verified tier over HTTP.
 
-Accepted and refused uploads, restarts, and workers that go wrong. Real processes.
+The tests cover accepted and rejected uploads, restarts, and failing workers, with real processes.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Uploader:
 
     def peer(self) -> SigningPeer:
         self.peers += 1
-        self.clock.now += 601.0  # so that no rate is met
+        self.clock.now += 601.0  # so that no rate limit applies
         return SigningPeer(self.peers)
 
     async def upload(
@@ -69,7 +69,7 @@ class Uploader:
         headers: dict[str, str] | None = None,
         **said: Any,
     ) -> Any:
-        """`file`: bytes, or parts of it. `said`: declared, besides true values."""
+        """Upload weights. file: bytes, or parts of them. said: declared values that replace the true ones."""
         peer = peer or self.peer()
         true = file if isinstance(file, bytes) else GOOD
         wish = {
@@ -88,9 +88,9 @@ class Uploader:
         return await self.told(id, "done", "refused")
 
     async def told(self, id: str, *states: str) -> dict[str, Any]:
-        """The judge's statement about an upload once it is in one of these states.
+        """Wait until an upload is in one of these states; return the judge's statement about it.
 
-        One that has ended in another comes to none.
+        Fail if it has ended in another state.
         """
 
         async def look() -> dict[str, Any] | None:
@@ -106,7 +106,7 @@ class Uploader:
 
 
 async def workers() -> list[psutil.Process]:
-    """The worker processes of this process's judges that evaluate weights by now."""
+    """Return the worker processes of this process's judges that have begun to evaluate weights."""
     children = psutil.Process().children()
     return [child for child in children if not ended(child) and child.cmdline()[2:3] == [STANDIN[2]]]
 
@@ -161,11 +161,11 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
     assert [[q["specialty"], q["n"], q["reward"], q["correct"]] for q in found["questions"]] == receipt[
         "questions"
     ]
-    # Of each of the two fractions the first of three answers is right
+    # For each of the two fractions, the first of three answers is right.
     right = {q["n"]: q["correct"] for q in found["questions"] if q["reward"] == 1}
     assert (found["right"], list(right.values())) == (2.0, [1, 1])
     assert receipt["specialties"]["fraction_simplification"] == [2.0, 2]
-    # The greedy answer counts for the score, and is none of the two samples.
+    # The greedy answer counts for the score, and is not one of the two samples.
     assert found["pass_at"] == {"1": 0.0, "2": 0.0}
     assert judge.files() == []
     tasks = [
@@ -173,13 +173,13 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
         for question in found["questions"]
     ]
     assert all(TINY_9.holds_out(task) for task in tasks if task and task.ref.specialty in TINY_9.held_by_text)
-    again = await judge.upload(peer=judge.peer())  # other questions, though the weights are the same
+    again = await judge.upload(peer=judge.peer())  # the same weights get other questions
     assert (await judge.ended(again.json()["verification"]))["questions"][0]["n"] != found["questions"][0][
         "n"
     ]
 
 
-async def test_the_judge_tells_which_models_it_evaluates(judge: Uploader) -> None:
+async def test_the_judge_lists_the_models_that_it_evaluates(judge: Uploader) -> None:
     response = await judge.http.get("/v1/verified")
     assert response.headers["etag"] and response.headers["access-control-allow-origin"] == "*"
     said = response.json()
@@ -197,7 +197,7 @@ async def test_the_judge_tells_which_models_it_evaluates(judge: Uploader) -> Non
         ("babbles", "middle of its reply"),
     ],
 )
-async def test_a_worker_that_goes_wrong_is_named_and_the_next_goes_on(
+async def test_a_failing_workers_error_is_reported_and_the_next_upload_is_evaluated(
     judge: Uploader, model: str, words: str
 ) -> None:
     wrong = (await judge.upload(model=model)).json()["verification"]
@@ -208,10 +208,8 @@ async def test_a_worker_that_goes_wrong_is_named_and_the_next_goes_on(
     assert ((await judge.ended(good))["state"], judge.files()) == ("done", [])
 
 
-async def test_a_worker_that_talks_and_does_not_listen_is_killed(tmp_path: Path) -> None:
-    """So many bytes wait to be read that asyncio stops reading, and then does not notice that the worker has
-    ended.
-    """
+async def test_a_worker_that_floods_its_output_is_killed(tmp_path: Path) -> None:
+    """With so many unread bytes, asyncio stops reading and does not notice that the worker has ended."""
     (tmp_path / "weights").touch()
     talks = Evaluator(1.0, (sys.executable, "-c", "import os\nwhile True: os.write(1, bytes(65536))"))
     request = AnswerRequest("good", None, "", ("x" * 10**6,), answers=1, seed=0, cpu=1, memory=0)
@@ -219,8 +217,8 @@ async def test_a_worker_that_talks_and_does_not_listen_is_killed(tmp_path: Path)
         await asyncio.wait_for(talks.answers(tmp_path / "weights", request), TIMEOUT_S)
 
 
-async def test_a_judge_that_ends_in_its_start_ends_the_worker(tmp_path: Path) -> None:
-    """It downloads the operator's models, for minutes."""
+async def test_a_judge_that_ends_during_its_start_ends_the_worker(tmp_path: Path) -> None:
+    """At the start, the worker may download the operator's models for minutes."""
     os.mkfifo(tmp_path / "pid")
     code = (
         "import os, sys, time\nwith open(sys.argv[1], 'w') as f: f.write(str(os.getpid()))\ntime.sleep(1000)"
@@ -241,8 +239,8 @@ async def test_a_start_that_takes_too_long_says_what_to_do(monkeypatch: pytest.M
         await slow.describe(["tiny"])
 
 
-async def test_ctrl_c_reaches_the_judge_and_no_worker(tmp_path: Path) -> None:
-    """A terminal sends it to a whole process group, and a worker's traceback would bury the judge's words."""
+async def test_ctrl_c_reaches_the_judge_but_no_worker(tmp_path: Path) -> None:
+    """A terminal signals the whole process group, and a worker's traceback would hide the judge's message."""
     told = """import os; print('{"type":"refused","error":"apart %s"}' % (os.getpgrp() == os.getpid()))"""
     alone = Evaluator(TIMEOUT_S, (sys.executable, "-c", told))
     with pytest.raises(JudgeError, match="apart True"):
@@ -260,14 +258,16 @@ async def test_a_worker_that_hangs_is_killed(settings: JudgeSettings, tmp_path: 
         assert found["state"] == "refused" and "longer than 0.5 s" in found["error"]
 
 
-async def test_weights_that_cannot_be_removed_hold_up_nobody(settings: JudgeSettings, tmp_path: Path) -> None:
+async def test_weights_that_cannot_be_deleted_do_not_block_other_uploads(
+    settings: JudgeSettings, tmp_path: Path
+) -> None:
     own = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_folder=tmp_path / "uploads")
     async with judging(own) as judge:
         stuck = (await judge.upload(model="hangs")).json()["verification"]
         (worker,) = await eventually(workers)
         file = tmp_path / "uploads" / f"{stuck}.safetensors"
         file.unlink()
-        file.mkdir()  # `unlink` refuses to remove a folder, like a failing disk
+        file.mkdir()  # `unlink` fails on a folder, as it would on a failing disk
         worker.kill()
         assert (await judge.ended(stuck))["state"] == "refused"
         assert (await judge.ended((await judge.upload()).json()["verification"]))["state"] == "done"
@@ -316,10 +316,10 @@ async def test_an_unsigned_upload_is_refused(judge: Uploader) -> None:
 
 
 @pytest.mark.parametrize("pause, rate", [(0.02, 10**6), (3600.0, 1e-3)], ids=["trickles", "stands still"])
-async def test_a_slow_upload_gives_its_place_back(
+async def test_a_slow_upload_is_ended_and_frees_its_place(
     judge: Uploader, pause: float, rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may neither trickle for ever, nor stand still on the credit of earlier speed."""
+    """An upload may not trickle for ever, and may not pause because it was fast before."""
     monkeypatch.setattr(config, "VERIFIED_STALL_S", 0.05)
     monkeypatch.setattr(config, "VERIFIED_BYTES_PER_S", rate)
 
@@ -333,10 +333,10 @@ async def test_a_slow_upload_gives_its_place_back(
 
 
 @pytest.mark.parametrize("folder", [False, True])
-async def test_a_disk_that_times_out_is_not_the_senders_fault(
+async def test_a_disk_timeout_is_not_blamed_on_the_sender(
     judge: Uploader, folder: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk on the network may time out so, at the file's content or at its name."""
+    """A network disk may time out when the file's content or its name is written."""
 
     def times_out(file: int) -> None:
         if stat.S_ISDIR(os.fstat(file).st_mode) is folder:
@@ -349,7 +349,9 @@ async def test_a_disk_that_times_out_is_not_the_senders_fault(
 
 
 @on_each_database
-async def test_one_upload_a_peer_and_few_a_network(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_may_have_one_upload_at_a_time_and_a_network_a_few(
+    judge: Uploader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peer, held = judge.peer(), asyncio.Event()
 
     async def waiting() -> AsyncIterator[bytes]:
@@ -371,7 +373,7 @@ async def test_one_upload_a_peer_and_few_a_network(judge: Uploader, monkeypatch:
         assert (await judge.ended((await upload).json()["verification"]))["state"] == "done"
 
 
-async def test_a_network_may_upload_only_so_often_however_many_keys_it_has(judge: Uploader) -> None:
+async def test_a_networks_uploads_are_limited_over_all_its_keys(judge: Uploader) -> None:
     taken = await judge.upload()
     await judge.ended(taken.json()["verification"])
     for key in range(int(config.VERIFIED_BURST) - 1):
@@ -381,14 +383,16 @@ async def test_a_network_may_upload_only_so_often_however_many_keys_it_has(judge
     assert 0 < int(response.headers["retry-after"]) <= config.VERIFIED_PAUSE_S + 1
 
 
-async def test_a_disk_that_is_nearly_full_takes_no_uploads(
+async def test_with_a_nearly_full_disk_uploads_are_rejected(
     judge: Uploader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config, "FREE_BYTES", 2**62)
     refused(await judge.upload(), 503, "nearly full")
 
 
-async def test_a_judge_without_the_tier(settings: JudgeSettings, tmp_path: Path) -> None:
+async def test_a_judge_without_the_verified_tier_rejects_uploads(
+    settings: JudgeSettings, tmp_path: Path
+) -> None:
     off = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_bytes=0)
     async with judging(off) as judge:
         refused(await judge.upload(), 404, "evaluates no uploaded weights")
@@ -396,9 +400,9 @@ async def test_a_judge_without_the_tier(settings: JudgeSettings, tmp_path: Path)
         refused(await judge.http.get("/v1/verified/nothing"), 404, "no upload with this id")
 
 
-async def test_own_tasks_that_fail_end_nothing(settings: JudgeSettings, tmp_path: Path) -> None:
+async def test_failing_own_tasks_do_not_end_the_judge(settings: JudgeSettings, tmp_path: Path) -> None:
     plugin = tmp_path / "none.py"
-    # No held-out question
+    # A plug-in without held-out questions.
     generate = "def generate(specialty, seed):\n    assert seed < 10**9\n    return 'none', ''\n"
     plugin.write_text(f"specialties = ['add']\n{generate}def score(facts, answer):\n    return 0.0\n")
     digest = find_curriculum(str(plugin)).digest
@@ -410,10 +414,10 @@ async def test_own_tasks_that_fail_end_nothing(settings: JudgeSettings, tmp_path
             assert (found["state"], found["error"]) == ("refused", "internal error of the judge")
 
 
-async def test_uploads_after_a_restart(database: str, tmp_path: Path) -> None:
-    """Waiting uploads go on; an upload that was being evaluated twice does not.
+async def test_uploads_continue_after_a_restart(database: str, tmp_path: Path) -> None:
+    """Waiting uploads are evaluated, but not an upload whose evaluation was interrupted twice.
 
-    Files that are not whole, or have no name in the database, are removed.
+    Incomplete files, and files that the database does not name, are removed.
     """
     settings = JudgeSettings(
         database,
@@ -443,7 +447,7 @@ async def test_uploads_after_a_restart(database: str, tmp_path: Path) -> None:
         (folder_of(settings) / name).unlink()
 
 
-def test_a_peers_last_uploads_are_kept(database: str) -> None:
+def test_only_a_peers_latest_uploads_are_kept(database: str) -> None:
     with closing(Store(database, "tiny-9 0123")) as store:
         records = store.verified
         answer = VerifiedAnswer("bf", 7, 1.0, 1, "correct", "a\0\\", True)
@@ -456,7 +460,7 @@ def test_a_peers_last_uploads_are_kept(database: str) -> None:
             else:
                 records.done(upload, float(number), [answer], {"receipt": "{}", "signature": "0"})
         kept = [number for number in range(12) if records.find(f"{number:032x}")]
-        assert kept == [2, 4, 6, 8, 10, 11]  # those that are done, and the last
+        assert kept == [2, 4, 6, 8, 10, 11]  # the finished uploads, and the last
         with store.database.begin() as db:
             assert {peer: one.upload.id for peer, one in newest(db, ["alice", "bob"]).items()} == {
                 "alice": f"{10:032x}"
@@ -466,9 +470,11 @@ def test_a_peers_last_uploads_are_kept(database: str) -> None:
         assert store.sequence(PeerId("alice")) == 111 and store.sequence(PeerId("bob")) == -1
 
 
-@pytest.mark.slow  # two hundred
-async def test_two_hundred_hostile_uploads(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is kept, none is evaluated, each is told why and what to do, and the next good one goes on."""
+@pytest.mark.slow  # two hundred uploads
+async def test_two_hundred_hostile_uploads_are_rejected(
+    judge: Uploader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is stored or evaluated, each gets a reason and a remedy, and the next good upload is evaluated."""
     count = 0
     for hostile in uploads(SHAPES, seed=1):
 

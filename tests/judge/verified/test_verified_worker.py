@@ -41,7 +41,7 @@ class Given:
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
-    read, write = os.pipe()  # the output that it may write at its end: no file
+    read, write = os.pipe()  # its output at the end is a pipe, not a file
     command = ("sh", "-c", f'exec "$@" 2>/proc/{os.getpid()}/fd/{write}', "sh", *COMMAND)
     model = asyncio.run(Evaluator(600.0, command).describe(["tiny"]))["tiny"]
     os.close(write)
@@ -49,13 +49,13 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
         return Given(model, tmp_path_factory.mktemp("weights"), said.read())
 
 
-def test_the_worker_ends_without_output(given: Given) -> None:
-    """The operations of torch's ordinary exit are refused by then."""
+def test_the_contained_worker_can_end_without_an_error(given: Given) -> None:
+    """The sandbox forbids the operations of torch's normal exit."""
     assert given.said == ""
 
 
 def test_the_worker_answers_with_the_given_weights(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of the judge's working folder takes no module's place."""
+    """A file in the judge's working folder does not shadow a module."""
     monkeypatch.chdir(given.folder)
     Path("json.py").write_text("raise ImportError")
     tiny = (WEIGHTS["tiny"] / "model.safetensors").read_bytes()
@@ -69,17 +69,17 @@ def test_the_worker_answers_with_the_given_weights(given: Given, monkeypatch: py
         bytes(len(data)),
     )
     WeightsCheck(len(nothing), sha256(nothing).hexdigest(), shapes).feed(nothing)
-    # An adapter of zeros changes nothing
+    # An adapter of zeros changes nothing.
     assert [row[0] for row in given.answers(nothing, 2)] == [row[0] for row in answers]
 
 
-def test_weights_that_differ_from_the_receipt_are_not_evaluated(given: Given) -> None:
+def test_weights_that_differ_from_their_digest_are_not_evaluated(given: Given) -> None:
     tiny = (WEIGHTS["tiny"] / "model.safetensors").read_bytes()
     with pytest.raises(EvaluationFailed, match="damaged"):
         given.answers(tiny, digest=64 * "0")
 
 
-def test_the_worker_does_not_outlive_a_judge_killed_at_its_start() -> None:
-    """Its parent has another id by then."""
+def test_the_worker_ends_if_its_judge_was_killed_during_the_start() -> None:
+    """The worker notices this, because its parent process then has another id."""
     worker = subprocess.run((*COMMAND, "1", "0"), stdin=subprocess.DEVNULL, timeout=START_S, check=False)
     assert worker.returncode == -signal.SIGKILL

@@ -1,6 +1,4 @@
-"""Weights that may be loaded: exactly the tensors of a known model, finite, with the size and digest that
-were declared.
-"""
+"""Uploaded weights must be finite, be a known model's tensors, and have the declared size and digest."""
 
 import itertools
 import random
@@ -40,12 +38,14 @@ def checked(
     st.lists(st.integers(0, len(GOOD))),
     st.integers(),
 )
-def test_a_good_file_passes_in_any_pieces(format: str, order: list[str], cuts: list[int], seed: int) -> None:
+def test_a_valid_file_passes_in_pieces_of_any_size(
+    format: str, order: list[str], cuts: list[int], seed: int
+) -> None:
     checked(file_of({name: SHAPES[name] for name in order}, format, random.Random(seed)), tuple(cuts))
 
 
 @given(st.integers(0, len(GOOD) * 8 - 1), st.lists(st.integers(0, len(GOOD)), max_size=3))
-def test_no_flipped_bit_passes(bit: int, cuts: list[int]) -> None:
+def test_a_file_with_a_flipped_bit_is_rejected(bit: int, cuts: list[int]) -> None:
     changed = bytearray(GOOD)
     changed[bit // 8] ^= 1 << bit % 8
     with pytest.raises(UnfitWeights):
@@ -55,22 +55,22 @@ def test_no_flipped_bit_passes(bit: int, cuts: list[int]) -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=len(GOOD) + 50), st.booleans(), st.lists(st.integers(0, 400), max_size=3))
 @example(b"", False, [])
-def test_random_bytes_do_not_pass(data: bytes, with_length: bool, cuts: list[int]) -> None:
-    """Digest and size may be right."""
+def test_random_bytes_are_rejected(data: bytes, with_length: bool, cuts: list[int]) -> None:
+    """The bytes may have the declared digest and size."""
     file = struct.pack("<Q", len(data)) + data if with_length else data
     with pytest.raises(UnfitWeights):
         checked(file, tuple(cuts))
 
 
 @pytest.mark.parametrize("shape", [[3, 4], [12], [4, 3, 1], [2, 6], [], [4, 4]])
-def test_other_shapes_are_refused(shape: list[int]) -> None:
+def test_tensors_of_other_shapes_are_rejected(shape: list[int]) -> None:
     header, data = parts_of(GOOD)
     header["a.weight"]["shape"] = shape
     with pytest.raises(UnfitWeights, match="shapes differ"):
         checked(whole(header, data))
 
 
-def test_a_header_may_name_tensors_in_any_order_and_have_a_little_metadata() -> None:
+def test_a_header_may_list_tensors_in_any_order_with_little_metadata() -> None:
     header, data = parts_of(GOOD)
     backwards = dict(reversed(header.items()))
     checked(whole({"__metadata__": {str(i): "x" for i in range(16)}, **backwards}, data))
@@ -112,7 +112,7 @@ OVERLAPS = [
 
 
 @pytest.mark.parametrize("spans", OVERLAPS)
-def test_tensors_that_overlap_or_leave_gaps(spans: list[tuple[int, int]]) -> None:
+def test_tensors_that_overlap_or_leave_gaps_are_rejected(spans: list[tuple[int, int]]) -> None:
     header = {
         name: {"dtype": "F32", "shape": SHAPES[name], "data_offsets": span}
         for name, span in zip(SHAPES, spans, strict=True)
@@ -123,7 +123,7 @@ def test_tensors_that_overlap_or_leave_gaps(spans: list[tuple[int, int]]) -> Non
 
 @settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from([*SHAPES, "c", "__metadata__"]), entries))
-def test_a_header_that_passes_describes_the_data_and_nothing_else(
+def test_an_accepted_header_describes_exactly_the_data(
     header: dict[str, dict[str, object]],
 ) -> None:
     text = parts_of(whole(header, b""))[0]
@@ -164,7 +164,7 @@ def test_a_file_of_another_size_than_declared_is_refused() -> None:
         checked(GOOD, digest="0" * 64)
 
 
-def test_names_are_mapped_from_pefts() -> None:
+def test_adapter_tensors_are_mapped_from_pefts_names() -> None:
     own = {"x.lora_A.default.weight": (2, 3), "x.lora_B.default.weight": (4, 2)}
     peft = {f"base_model.model.{name.replace('.default', '')}": shape for name, shape in own.items()}
     file = file_of(peft)
@@ -182,13 +182,13 @@ def test_names_are_mapped_from_pefts() -> None:
         check_header(twice[8 : -len(data)], len(data), own)
 
 
-def test_sizes_are_refused_before_a_byte_is_read() -> None:
+def test_a_wrong_size_is_rejected_before_a_byte_is_read() -> None:
     for size in (0, 9, 43, 4 * 17 + 8 + MAX_HEADER_BYTES + 1, 2**50):
         with pytest.raises(UnfitWeights, match="do not fit this model"):
             WeightsCheck(size, "0" * 64, SHAPES)
 
 
-def test_a_long_header_is_refused_at_its_length() -> None:
+def test_a_too_long_header_is_rejected_at_its_stated_length() -> None:
     check = WeightsCheck(len(GOOD), "0" * 64, SHAPES)
     check.feed(b"\xff" * 7)
     with pytest.raises(UnfitWeights, match="header is too large"):

@@ -1,4 +1,4 @@
-"""Dials of addresses that other peers named: few at one third party, under any of its names."""
+"""Limits on dials of addresses that other peers named, so that a third party gets few dials."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def at(host: str, port: int = 4001) -> Endpoint:
         ["2600:5:5:{n}::1", "2600:5:5::{n}"],
     ],
 )
-def test_a_block_is_dialled_in_vain_a_few_times_and_then_once_a_minute(names: list[str]) -> None:
+def test_a_block_that_never_answers_is_dialled_a_few_times_then_once_a_minute(names: list[str]) -> None:
     dials = Dials()
     named = (
         at(name.format(n=n % 250 + 1), 1024 + 257 * n % 60_000) for n in itertools.count() for name in names
@@ -37,7 +37,7 @@ def test_a_block_is_dialled_in_vain_a_few_times_and_then_once_a_minute(names: li
     assert sum(later) == 300 * UNANSWERED_PER_S
 
 
-def test_a_dial_that_is_answered_costs_nothing() -> None:
+def test_an_answered_dial_does_not_count_towards_the_limit() -> None:
     dials = Dials()
     for n in range(200):
         assert dials.begin(at(f"11.5.5.{n}"), 0.0)
@@ -52,13 +52,13 @@ def test_ports_of_system_services_and_names_are_never_dialled() -> None:
     assert dials.begin(at("11.5.5.5", 1024), 0.0)
 
 
-def test_nodes_of_a_local_network_meet() -> None:
+def test_addresses_of_a_local_network_are_dialled_without_limit() -> None:
     dials = Dials()
     met = [dials.begin(at(f"192.168.1.{n % 250 + 1}"), 0.0) for n in range(1000)]
     assert sum(met) == MOST * LOCAL_FACTOR
 
 
-def test_a_block_is_the_prefix_that_mostly_belongs_to_one_site() -> None:
+def test_a_block_is_a_prefix_that_usually_belongs_to_one_site() -> None:
     assert block_of_host("11.5.5.5") == block_of_host("::ffff:11.5.5.9") == "11.5.5.0/24"
     assert block_of_host("2600:5:5:9::1") == "2600:5:5::/48"
     assert block_of_host("victim.example") is None and block_of_host("224.0.0.1") is None

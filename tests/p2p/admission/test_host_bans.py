@@ -1,4 +1,4 @@
-"""Hosts that are banned because several peers from there were banned."""
+"""Bans of hosts from which several peers were banned."""
 
 import ipaddress
 import itertools
@@ -17,26 +17,26 @@ KEYS = (PeerId(f"new {n}") for n in itertools.count())
 
 
 def come(host_bans: HostBans, count: int, now: float, host: str = HERE) -> None:
-    """Let this many hostile peers come from one host."""
+    """Report `count` banned peers from one host."""
     for peer in itertools.islice(KEYS, count):
         host_bans.count(peer, host, now)
 
 
-def test_hostile_peers_in_a_row_get_only_their_own_machine_banned(
+def test_several_hostile_peers_get_only_their_own_machine_banned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     host_bans = HostBans()
     come(host_bans, int(BANNED_AT_ONCE), 0.0)
-    assert host_bans.admits(HERE, 0.0) and not caplog.messages  # a few may be anybody's neighbours
+    assert host_bans.admits(HERE, 0.0) and not caplog.messages  # a few may share a host
     come(host_bans, 1, 0.0)
     assert HERE in caplog.text
     assert not host_bans.admits(HERE, FIRST_BAN_S - 1) and host_bans.admits(THERE, FIRST_BAN_S - 1)
     assert host_bans.admits(HERE, FIRST_BAN_S)
-    come(host_bans, 100, 0.0, "")  # from a host that is not known
+    come(host_bans, 100, 0.0, "")  # from an unknown host
     assert host_bans.admits("", 0.0)
 
 
-def test_a_peer_counts_once_and_a_few_over_a_long_time_are_forgiven() -> None:
+def test_a_peer_counts_once_and_old_bans_are_forgotten() -> None:
     host_bans = HostBans()
     for n in range(1000):
         host_bans.count(PeerId("the same"), HERE, float(n))
@@ -47,10 +47,12 @@ def test_a_peer_counts_once_and_a_few_over_a_long_time_are_forgiven() -> None:
     often = 1000 + 100 * ONE_MORE_S
     for n in range(2 * int(BANNED_AT_ONCE)):
         come(host_bans, 1, often + n * ONE_MORE_S / 2)
-    assert not host_bans.admits(HERE, often + n * ONE_MORE_S / 2), "twice as often is too often"
+    assert not host_bans.admits(HERE, often + n * ONE_MORE_S / 2), (
+        "a host with twice the rate of bans was not banned"
+    )
 
 
-def test_remembered_peers_are_bounded() -> None:
+def test_the_number_of_remembered_peers_is_bounded() -> None:
     host_bans = HostBans()
     for n in range(10_000):
         come(host_bans, 1, float(n), f"11.1.{n // 256}.{n % 256}")
@@ -69,16 +71,16 @@ def test_remembered_peers_are_bounded() -> None:
         ("", ""),
     ],
 )
-def test_a_machine_is_an_address_of_ipv4_or_a_64_of_ipv6(host: str, machine: str) -> None:
+def test_a_machine_is_an_ipv4_address_or_an_ipv6_64_prefix(host: str, machine: str) -> None:
     assert machine_of_host(host) == machine
 
 
 @given(st.text() | st.ip_addresses().map(str))
-def test_every_host_is_some_machine(host: str) -> None:
+def test_every_host_maps_to_a_machine(host: str) -> None:
     machine = machine_of_host(host)
     try:
         ipaddress.ip_address(host.split("%")[0])
     except ValueError:
         assert machine == host
     else:
-        assert machine_of_host(machine) == machine or len(machine) == 16  # half of an address of IPv6
+        assert machine_of_host(machine) == machine or len(machine) == 16  # the first half of an IPv6 address

@@ -1,4 +1,4 @@
-"""Places for connections that come in: a full node lets newcomers in, and a crowd takes nobody's place."""
+"""Inbound slots: a full node accepts newcomers, and a crowd displaces no other peers."""
 
 from collections import Counter
 
@@ -13,8 +13,7 @@ NEWCOMER = "77.77.0.1"
 
 
 def full(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> InboundSlots:
-    """Return slots that these hosts have taken since 0.0; a host's name also names its connection and its
-    peer."""
+    """Return full slots: these hosts occupy them since time 0.0, as connections and peers of their names."""
     monkeypatch.setattr(inbound_slots, "MOST", len(hosts))
     found = InboundSlots()
     for host in hosts:
@@ -23,14 +22,14 @@ def full(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> InboundSlots:
     return found
 
 
-def test_the_longest_served_peer_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_connected_peer_is_replaced_by_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     found = full(monkeypatch, "11.1.0.1", "11.2.0.1", "11.3.0.1")
     assert found.take(NEWCOMER, NEWCOMER, SERVED_S) == NEWCOMER
     assert found.take(NEWCOMER, NEWCOMER, SERVED_S + 1) == "11.1.0.1"
     assert list(found.held) == ["11.2.0.1", "11.3.0.1", NEWCOMER]
 
 
-def test_a_reservation_keeps_its_place_and_so_does_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reservation_and_a_handshake_keep_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     found = full(monkeypatch, "11.1.0.1", "11.2.0.1", "11.3.0.1")
     found.reserved = lambda peer: peer == "11.1.0.1"
     found.held["11.2.0.1"].peer = None
@@ -38,25 +37,29 @@ def test_a_reservation_keeps_its_place_and_so_does_a_handshake(monkeypatch: pyte
     assert found.take("78.78.0.1", "78.78.0.1", SERVED_S + 1) == "78.78.0.1"
 
 
-def test_a_machine_gets_nobodys_place_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_displaced_a_peer_cannot_displace_another_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = full(monkeypatch, "11.1.0.1", "11.1.0.2", "11.1.0.3")
     assert found.take("first", "11.1.0.4", SERVED_S + 1) == "11.1.0.1"
     assert found.take("second", "11.1.0.4", SERVED_S + 1) == "second"
 
 
 def test_nodes_behind_one_router_take_turns_at_a_full_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A campus' 113th machine must not be refused for good."""
+    """The 113th machine of a campus must not be rejected permanently."""
     found = full(monkeypatch, "11.1.0.1", "11.1.0.2", "11.1.0.3")
     assert found.take("one more", "11.1.0.2", SERVED_S + 1) == "11.1.0.2"
 
 
-def test_the_largest_group_loses_its_youngest_to_a_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_group_loses_its_youngest_to_a_smaller_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = full(monkeypatch, "11.1.0.1", "11.2.0.1", "11.1.0.2")
     assert found.take(NEWCOMER, NEWCOMER, 0.0) == "11.1.0.2"
     assert found.take("11.1.0.3", "11.1.0.3", 0.0) == "11.1.0.3"
 
 
-def test_the_largest_machine_of_a_group_loses_its_youngest_to_another_of_the_group() -> None:
+def test_a_groups_largest_machine_loses_its_youngest_connection() -> None:
     held = {0: ("a", "a1"), 1: ("a", "a1"), 2: ("a", "a2"), 3: ("b", "b1"), 4: ("b", "b1")}
     assert [one_too_many(held, new) for new in (("a", "a3"), ("a", "a2"), ("a", "a1"))] == [1, None, None]
     # In a larger group, the largest machine loses its youngest connection.
@@ -70,7 +73,9 @@ def test_the_largest_machine_of_a_group_loses_its_youngest_to_another_of_the_gro
         st.tuples(st.integers(0, 4), st.integers(0, 9), st.floats(0, 2 * SERVED_S)), min_size=1, max_size=60
     )
 )
-def test_no_group_grows_at_the_cost_of_one_that_is_no_larger(arrivals: list[tuple[int, int, float]]) -> None:
+def test_a_group_displaces_only_connections_of_larger_groups(
+    arrivals: list[tuple[int, int, float]],
+) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(inbound_slots, "MOST", 6)
         found, now = InboundSlots(), 0.0

@@ -35,11 +35,11 @@ def reason(outcome: Envelope | Reason) -> Reason | None:
 def reasons(
     box: Inbox, frames: Iterable[bytes], now: float, via: PeerId | None = None
 ) -> list[Reason | None]:
-    """The reason why each of these frames is refused; None: it is admitted."""
+    """Return the reason why each frame is rejected; None if it is admitted."""
     return [reason(box.receive(one, now, via)) for one in frames]
 
 
-def test_each_rule_refuses_and_counts() -> None:
+def test_each_rule_rejects_frames_and_counts_them() -> None:
     box = inbox()
     assert box.receive(frame(A, 1), NOW) == Envelope(A.peer_id, 1, NOW, "rollouts", b"body")
     assert [reason(box.receive(frame(A, n, NOW + late), NOW)) for n, late in ((5, -299), (6, 9))] == [
@@ -61,27 +61,27 @@ def test_each_rule_refuses_and_counts() -> None:
     for hostile, expected in cases.items():
         assert reason(box.receive(hostile, NOW)) is expected
     assert box.counts == dict.fromkeys(cases.values(), 1) | {Reason.STALE: 2}
-    assert Reason.STALE.verdict is Verdict.IGNORE  # a clock that is off is nobody's fault
+    assert Reason.STALE.verdict is Verdict.IGNORE  # the forwarding peer is not to blame for a wrong clock
 
 
-def test_frames_of_an_author_come_in_any_order_and_none_twice() -> None:
+def test_frames_of_an_author_are_admitted_in_any_order_but_only_once() -> None:
     box, rng = inbox(), random.Random(0)
     frames = [frame(A, n, NOW + n / 10) for n in range(60)]
     for f in rng.sample(frames, 60):
         assert [reason(box.receive(f, NOW + 6)) for _ in range(2)] == [None, Reason.DUPLICATE]
     again = frame(A, 7, NOW + 6, b"another body")
-    assert reason(box.receive(again, NOW + 6)) is Reason.DUPLICATE  # no number counts twice
+    assert reason(box.receive(again, NOW + 6)) is Reason.DUPLICATE  # no sequence number is admitted twice
 
 
-def test_frames_from_the_future_make_only_their_authors_frames_old() -> None:
+def test_a_frame_from_the_future_makes_only_frames_of_its_author_old() -> None:
     box = inbox(frames_burst=1000)
     assert all(reason(box.receive(frame(A, n, NOW + 10 - n / 1e3), NOW)) is None for n in range(FRAMES + 1))
     assert reason(box.receive(frame(A, 100, NOW), NOW)) is Reason.OLD and Reason.OLD.verdict is Verdict.IGNORE
     assert reason(box.receive(frame(B, 1, NOW - 299), NOW)) is None
 
 
-def test_of_two_nodes_with_one_key_both_are_heard() -> None:
-    """The later one's numbers are from its clock, and so larger."""
+def test_two_nodes_with_one_key_are_both_heard() -> None:
+    """The numbers of the node that started later come from its clock, so they are larger."""
     box = inbox()
     assert reasons(box, [frame(A, n) for n in (10**12, 5, 10**12 + 1, 6)], NOW) == [None] * 4
 
@@ -93,15 +93,15 @@ def test_a_restart_admits_no_replays() -> None:
     assert reason(box.receive(frame(A, 11, NOW + 2), NOW + 2)) is None
 
 
-def test_a_clock_that_was_ahead_at_the_start_makes_nobody_old() -> None:
+def test_a_clock_that_was_ahead_at_the_start_does_not_reject_new_frames() -> None:
     box, later = inbox(not_before=NOW + 7200), NOW + AHEAD_S
     assert reasons(box, [frame(A, 1, NOW + 1)], NOW) == [Reason.OLD]
     assert reasons(box, [frame(A, 2, later), frame(A, 3, later - 1)], later) == [None, Reason.OLD]
 
 
-def test_quota_in_frames_and_in_bytes() -> None:
+def test_an_authors_quota_limits_frames_and_bytes() -> None:
     box = inbox(frames_burst=10, frames_per_second=2)
-    # Another author is not touched
+    # Another author is not affected.
     frames = [*(frame(A, n) for n in range(12)), frame(B, 1)]
     assert reasons(box, frames, NOW) == [None] * 10 + [Reason.OVER_QUOTA] * 2 + [None]
     later = [frame(A, 20 + n, NOW + 1) for n in range(3)]
@@ -115,8 +115,10 @@ def test_quota_in_frames_and_in_bytes() -> None:
 def test_each_connection_has_a_separate_quota() -> None:
     box, frames = inbox(frames_burst=10_000), [frame(A, n, NOW + n / 1e3) for n in range(700)]
     assert reasons(box, frames, NOW, B.peer_id) == [None] * 600 + [Reason.FLOODING] * 100
-    assert reasons(inbox(frames_burst=10_000), frames, NOW) == [None] * 700, "of no known connection"
-    # Another peer may bring a frame that one could not pay for
+    assert reasons(inbox(frames_burst=10_000), frames, NOW) == [None] * 700, (
+        "a frame of an unknown connection was rejected"
+    )
+    # Another peer may forward a frame that exceeded the quota of one peer.
     assert reasons(box, frames[600:601], NOW, ME.peer_id) + reasons(box, frames[601:602], NOW) == [None] * 2
     assert reasons(box, frames[602:605], NOW + 0.0125, B.peer_id) == [None, None, Reason.FLOODING]
     box = inbox(via_bytes_burst=100_000, via_bytes_per_second=1000)
@@ -130,11 +132,11 @@ EVENTS = st.lists(st.tuples(st.integers(0, 39), st.integers(-400, 400), st.integ
 
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(EVENTS, st.integers(1, 3))
-@example([(0, 0, 1), (19, 380, 1), (0, -380, 1)], 3)  # forgotten in silence, before the clock was set back
-def test_no_frame_is_let_in_twice_in_any_order_and_under_any_clock(
+@example([(0, 0, 1), (19, 380, 1), (0, -380, 1)], 3)  # the author is forgotten, then the clock is set back
+def test_no_frame_is_admitted_twice_in_any_order_with_any_clock(
     events: list[tuple[int, int, int]], authors: int
 ) -> None:
-    """With hardly any memory, our clock jumping by minutes, and everything repeated after each step."""
+    """The memory is tiny, the node's clock jumps by minutes, and all frames are repeated after each step."""
     box = inbox(authors=authors, frames_burst=10_000, via_frames_burst=10**6)
     frames = [frame((A, B)[n % 2], n // 2, NOW + 20 * n) for n in range(40)]
     now, came = NOW, list[bytes]()
@@ -153,7 +155,7 @@ def test_no_frame_is_let_in_twice_in_any_order_and_under_any_clock(
 def test_forged_frames_do_not_use_up_an_authors_quota(
     events: list[tuple[bool, int, int, bool]],
 ) -> None:
-    """The same frames of A are admitted under forgeries in between, with any numbers, by any connection."""
+    """Forgeries with any numbers, over any connection, do not change which frames of A are admitted."""
     alone, attacked = (
         inbox(frames_burst=5, frames_per_second=2, bytes_burst=3000, bytes_per_second=900) for _ in range(2)
     )
@@ -168,7 +170,7 @@ def test_forged_frames_do_not_use_up_an_authors_quota(
             assert attacked.receive(f, now, A.peer_id) == alone.receive(f, now, A.peer_id)
 
 
-def test_many_authors_do_not_grow_the_memory() -> None:
+def test_many_authors_do_not_increase_the_memory() -> None:
     box, rng = inbox(authors=50), random.Random(0)
     strangers = [Identity(rng.randbytes(32)) for _ in range(300)]
     frames = [frame(stranger, 1, NOW + n) for n, stranger in enumerate(strangers)]
@@ -179,32 +181,32 @@ def test_many_authors_do_not_grow_the_memory() -> None:
     )
 
 
-def test_the_longest_silent_peer_makes_room_for_another() -> None:
-    """The first to come is not the longest silent: that one is still heard."""
+def test_the_longest_silent_author_is_forgotten_first() -> None:
+    """The first author seen is not the longest silent one, so it is still remembered."""
     box, last = inbox(authors=2), [frame(B, 1, NOW + 1), frame(A, 2, NOW + 60)]
     assert reasons(box, [frame(A, 1), last[0]], NOW + 1) + reasons(box, last[1:], NOW + 60) == [None] * 3
     newcomer = frame(Identity(bytes(32)), 1, NOW + 70)
     assert reasons(box, [newcomer, *last], NOW + 70) == [None, Reason.OLD, Reason.DUPLICATE]
 
 
-def test_a_crowd_of_authors_forgets_its_own() -> None:
-    """A known author keeps its place during their silence and its own."""
+def test_a_crowd_of_authors_displaces_only_its_own_members() -> None:
+    """A known author keeps its place while the crowd or the author itself is silent."""
     box, rng = inbox(authors=64), random.Random(0)
     crowd = [Identity(rng.randbytes(32)) for _ in range(900)]
     known, last = frame(A, 0), frame(B, 0, NOW + 1)
     assert reasons(box, [known], NOW, A.peer_id) == [None]
-    # The crowd comes by one connection, then by five.
+    # The crowd's frames come over one connection, then over five.
     for n, author in enumerate(crowd):
         via = ME.peer_id if n < 500 else crowd[n % 5].peer_id
         now = NOW + n / 10
         assert reason(box.receive(frame(author, 0, now), now, via)) is None
-    # Forgotten authors are heard again, and their earlier frames are old.
+    # Forgotten authors are admitted again, but their earlier frames are too old.
     assert reasons(box, [frame(crowd[0], 0), frame(crowd[0], 1, NOW + 90)], NOW + 90) == [Reason.OLD, None]
     assert reasons(box, [known, last], NOW + 90, A.peer_id) == [Reason.DUPLICATE, None]
     assert len(box._replays._authors) == 64
 
 
-def test_forged_frames_forget_nobody() -> None:
+def test_forged_frames_displace_no_author() -> None:
     box = inbox(authors=2)
     known = [frame(A, 1), frame(B, 1)]
     assert reasons(box, known, NOW) == [None] * 2

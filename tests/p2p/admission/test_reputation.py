@@ -29,7 +29,7 @@ from tests.p2p.real import TOPIC, real_engine
 A, B, C = (Identity(bytes([n]) * 32).peer_id for n in (1, 2, 3))
 
 
-def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
+def test_a_score_falls_with_each_offence_and_halves_with_time() -> None:
     reputation = Reputation()
     assert reputation.score(A, NOW) == 0 and not reputation.shunned(A, NOW)
     for _ in range(3):
@@ -38,14 +38,14 @@ def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
     assert reputation.score(A, NOW + HALF_LIFE_S) == pytest.approx(-15) and not reputation.shunned(
         A, NOW + HALF_LIFE_S
     )
-    assert reputation.score(A, NOW - 99) == -30  # a clock that was set back forgives nothing
+    assert reputation.score(A, NOW - 99) == -30  # a clock set back does not raise the score
 
 
 @pytest.mark.parametrize(
     "reason",
     [Reason.STALE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION, Reason.SHUNNED],
 )
-def test_refusals_without_a_culprit_cost_nothing(reason: Reason) -> None:
+def test_rejections_without_a_culprit_do_not_lower_the_score(reason: Reason) -> None:
     reputation = Reputation()
     assert reason.verdict is Verdict.IGNORE
     assert (
@@ -54,17 +54,17 @@ def test_refusals_without_a_culprit_cost_nothing(reason: Reason) -> None:
 
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason.verdict is Verdict.REJECT])
-def test_every_offence_costs_something(reason: Reason) -> None:
+def test_every_offence_lowers_the_score(reason: Reason) -> None:
     reputation = Reputation()
     reputation.offence(A, reason, NOW)
     assert reputation.score(A, NOW) < 0
 
 
-def test_bans_grow_faster_for_own_misdeeds_than_for_frames_passed_on() -> None:
+def test_bans_grow_longer_for_own_offences_than_for_forwarded_frames() -> None:
     for reason, longest in ((Reason.NOT_ASKED_FOR, MAX_BAN_S), (Reason.BAD_SIGNATURE, LONGEST_BAN_S)):
         reputation, now = Reputation(), NOW
         bans: list[float] = []
-        while len(bans) < 1100:  # more than a float has binary places for
+        while len(bans) < 1100:  # more doublings than a float can represent
             seconds = reputation.offence(A, reason, now)
             if seconds is not None:
                 assert reputation.shunned(A, now + seconds - 1)
@@ -74,7 +74,7 @@ def test_bans_grow_faster_for_own_misdeeds_than_for_frames_passed_on() -> None:
         assert reputation.score(A, now) >= GRAYLIST_THRESHOLD * 1.25
 
 
-def test_a_day_without_a_new_one_ends_the_growth_of_bans() -> None:
+def test_after_a_day_without_a_ban_the_next_ban_is_short_again() -> None:
     reputation = Reputation()
 
     def ban(now: float) -> float | None:
@@ -83,20 +83,20 @@ def test_a_day_without_a_new_one_ends_the_growth_of_bans() -> None:
     assert ban(NOW) == 60 and ban(NOW + 7200) == 120 and ban(NOW + 7200 + 2 * 86400) == 60
 
 
-def test_a_flood_bans_within_a_second_and_a_busy_peer_is_left_alone() -> None:
+def test_a_flood_leads_to_a_ban_within_a_second_but_a_busy_peer_is_spared() -> None:
     reputation = Reputation()
-    refused = 10_000 - 200  # a second, beyond the limit of a connection
+    refused = 10_000 - 200  # frames a second beyond a connection's limit
     bans = [
         n for n in range(refused) if reputation.offence(A, Reason.FLOODING, NOW + n / refused) is not None
     ]
     assert len(bans) == 1 and bans[0] < refused / 2
-    # One a second too many
+    # One frame a second too many.
     assert not any(reputation.offence(B, Reason.FLOODING, NOW + n) for n in range(3600))
 
 
-def test_repeats_are_free_up_to_a_flood_of_them() -> None:
+def test_duplicates_cost_nothing_up_to_a_limit() -> None:
     reputation = Reputation()
-    for n in range(10_000):  # two repeated for three new
+    for n in range(10_000):  # two duplicates for three new frames
         reputation.offence(A, Reason.DUPLICATE, NOW + n / 50)
         reputation.offence(A, Reason.DUPLICATE, NOW + n / 50)
         for _ in range(3):
@@ -106,7 +106,7 @@ def test_repeats_are_free_up_to_a_flood_of_them() -> None:
     assert not any(told[:-2]) and any(told[-2:])
 
 
-def test_a_flood_of_names_does_not_forget_the_banned() -> None:
+def test_a_flood_of_names_does_not_erase_a_ban() -> None:
     reputation, rng = Reputation(limit=500), random.Random(0)
     for _ in range(5):
         reputation.offence(B, Reason.NOT_ASKED_FOR, NOW)
@@ -116,7 +116,7 @@ def test_a_flood_of_names_does_not_forget_the_banned() -> None:
 
 
 class Placed(MemoryEngine):
-    """A memory engine whose peers have addresses, and that records the peers it was told to shut out."""
+    """A memory engine whose peers have addresses, and which records the peers that it is told to shut out."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Placed(MemoryEngine):
 
 @dataclass
 class Life:
-    """A member with a state folder, from a start of the process on."""
+    """One run of a member's process, with a state folder."""
 
     folder: Path
     now: float = NOW
@@ -166,7 +166,7 @@ class Life:
 ALICE, BOB = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
 
 
-def test_a_member_names_each_bodys_group_and_shuts_out_an_offender(tmp_path: Path) -> None:
+def test_a_member_reports_each_bodys_group_and_shuts_out_an_offender(tmp_path: Path) -> None:
     life = Life(tmp_path, where={A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/9.9.9.9/tcp/1/p2p/x/p2p-circuit"})
     assert life.hear(ALICE, 1) is Verdict.ACCEPT
     (first,) = life.member.received()
@@ -178,11 +178,11 @@ def test_a_member_names_each_bodys_group_and_shuts_out_an_offender(tmp_path: Pat
     assert life.told == [(B, FIRST_BAN_S)]
 
 
-def test_the_connection_that_brought_most_authors_gives_way_in_the_largest_group(tmp_path: Path) -> None:
+def test_memory_goes_to_groups_and_connections_in_equal_shares(tmp_path: Path) -> None:
     where = {A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/11.0.9.9/tcp/1", C: "/ip4/12.0.1.2/tcp/1"}
     life = Life(tmp_path, where=where, limits=AdmissionLimits(authors=9))
     authors = (Identity(bytes([n]) * 32) for n in itertools.count(200))
-    life.hear(ALICE, 1)  # and the groups are noted
+    life.hear(ALICE, 1)  # this makes the member note the groups
     held = []
     for via in (A, B, C):
         assert all(life.hear(next(authors), 1, via) is Verdict.ACCEPT for _ in range(8))
@@ -190,7 +190,7 @@ def test_the_connection_that_brought_most_authors_gives_way_in_the_largest_group
     assert [[these.get(via, 0) for via in (A, B, C)] for these in held] == [[8, 0, 0], [4, 4, 0], [2, 2, 4]]
 
 
-async def test_graylisted_peers_are_not_asked(
+async def test_graylisted_peers_are_asked_no_questions(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life, asked = Life(tmp_path, where={A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/12.0.1.2/tcp/1"}), list[PeerId]()
@@ -206,7 +206,7 @@ async def test_graylisted_peers_are_not_asked(
     assert answers == [b"an answer", b"", b"an answer"] and asked == [A, C]
 
 
-def test_a_graylisted_peer_that_goes_on_is_banned_and_its_forwarders_are_not(
+def test_a_graylisted_peer_that_keeps_sending_is_banned_but_forwarders_are_not(
     tmp_path: Path,
 ) -> None:
     life = Life(tmp_path)
@@ -215,28 +215,28 @@ def test_a_graylisted_peer_that_goes_on_is_banned_and_its_forwarders_are_not(
     assert life.member.score(A) == -30 and not life.told
     for n in range(600):  # ten a second
         life.now += 0.1
-        assert life.hear(ALICE, n, via=C) is Verdict.IGNORE  # C may think better of her
+        assert life.hear(ALICE, n, via=C) is Verdict.IGNORE  # ALICE's score at C may be higher
         assert life.hear(BOB, n, via=A) is Verdict.IGNORE
         if life.told:
             break
     assert life.told == [(A, FIRST_BAN_S)] and n > 300 and life.member.score(C) == 0
     life.now += FIRST_BAN_S + 1
-    assert life.hear(ALICE, 1000) is Verdict.IGNORE  # and is shunned still
+    assert life.hear(ALICE, 1000) is Verdict.IGNORE  # after the ban, ALICE is still shunned
 
 
-def test_bad_frames_ban_the_connection_and_not_the_named_author(tmp_path: Path) -> None:
+def test_bad_frames_lead_to_a_ban_of_the_sender_and_not_of_the_named_author(tmp_path: Path) -> None:
     life = Life(tmp_path)
     for n in range(20):
         forged = seal(BOB, TOPIC.swarm_id, n, NOW, "rollouts", b"")[:-64] + bytes(64)
         assert life.member.deliver(forged, A) is Verdict.REJECT
     assert life.told == [(A, FIRST_BAN_S)] and life.hear(ALICE, 1, via=A) is Verdict.IGNORE
     assert life.hear(BOB, 1, via=C) is Verdict.ACCEPT
-    assert life.member.deliver(forged, A) is Verdict.IGNORE  # no signature is checked any more
+    assert life.member.deliver(forged, A) is Verdict.IGNORE  # its signature is no longer checked
     assert life.member.rejected == {Reason.BAD_SIGNATURE: 20, Reason.SHUNNED: 2}
 
 
 @pytest.mark.net
-async def test_the_mesh_gets_our_scores(nursery: trio.Nursery) -> None:
+async def test_gossipsub_uses_the_members_scores(nursery: trio.Nursery) -> None:
     handlers = Handlers(
         lambda *_: Verdict.ACCEPT,
         lambda *_: b"",
@@ -254,7 +254,7 @@ def put(queue: FairQueue[Envelope], author: str, n: int, group: str = "", size: 
     queue.put(Envelope(PeerId(author), n, NOW, "rollouts", b"", group=group), PeerId(author), group, size)
 
 
-def test_a_crowd_in_one_group_pushes_out_its_own() -> None:
+def test_a_crowd_in_one_group_displaces_only_its_own_frames() -> None:
     queue: FairQueue[Envelope] = FairQueue(frames=100)
     for n in range(80):
         put(queue, f"honest {n % 10}", n, f"home {n % 10}", size=10)
@@ -265,7 +265,7 @@ def test_a_crowd_in_one_group_pushes_out_its_own() -> None:
     assert len(queue) == 0
 
 
-def test_the_loudest_loses_most() -> None:
+def test_the_author_with_most_frames_loses_frames() -> None:
     queue: FairQueue[Envelope] = FairQueue(frames=1000, bytes_=10_000)
     for n in range(50):
         put(queue, "quiet", n, size=100)
@@ -276,8 +276,8 @@ def test_the_loudest_loses_most() -> None:
     assert [e.sequence for e in waiting if e.author == "loud"] == list(range(950, 1000))
 
 
-def test_large_frames_of_many_names_push_out_no_small_ones() -> None:
-    """Each hostile name holds one frame, and each honest author three: bytes are the scarce resource."""
+def test_large_frames_of_many_authors_displace_no_small_frames() -> None:
+    """Each hostile author has one large frame, each honest author three small ones; bytes are scarce."""
     queue: FairQueue[Envelope] = FairQueue(frames=1024, bytes_=1024 * 1024)
     for n in range(100):
         for k in range(3):

@@ -18,7 +18,7 @@ ME, A, B = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
 
 
 class Life:
-    """A member with its files, from a start of the process to its end."""
+    """One run of a member's process, with its files."""
 
     def __init__(self, folder: Path, now: float) -> None:
         self.clock = Clock(now)
@@ -42,7 +42,7 @@ def test_a_first_run_admits_nothing_sent_before_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_new_run_refuses_frames_that_an_earlier_one_admitted(tmp_path: Path, clean: bool) -> None:
+def test_a_restarted_member_rejects_frames_that_it_admitted_before(tmp_path: Path, clean: bool) -> None:
     first = Life(tmp_path, NOW)
     sent = [frame(A, n, NOW + n / 2) for n in range(int(2 * AHEAD_S) + 1)]
     assert all(map(first.hears, reversed(sent)))
@@ -55,13 +55,13 @@ def test_a_new_run_refuses_frames_that_an_earlier_one_admitted(tmp_path: Path, c
     assert not second.hears(frame(A, 100, heard - 0.02)) and second.hears(frame(B, 1, heard))
 
 
-def test_a_run_after_a_while_hears_at_once(tmp_path: Path) -> None:
+def test_a_member_restarted_after_a_pause_admits_frames_at_once(tmp_path: Path) -> None:
     Life(tmp_path, NOW).hears(frame(A, 1, NOW))
     now = NOW + PROMISE_S + 1
     assert Life(tmp_path, now).hears(frame(A, 2, now))
 
 
-def test_a_clock_that_was_set_back_does_not_keep_us_deaf(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_blocks_frames_only_for_seconds(tmp_path: Path) -> None:
     Life(tmp_path, NOW + 7200).hears(frame(A, 1, NOW + 7200))
     life = Life(tmp_path, NOW)
     assert not life.hears(frame(A, 2, NOW + AHEAD_S - 0.1))
@@ -69,7 +69,7 @@ def test_a_clock_that_was_set_back_does_not_keep_us_deaf(tmp_path: Path) -> None
     assert life.hears(frame(B, 1, life.clock.now))
 
 
-def test_a_write_covers_many_frames_and_is_private(tmp_path: Path) -> None:
+def test_one_write_covers_many_frames_and_the_file_is_private(tmp_path: Path) -> None:
     life, path, contents = Life(tmp_path, NOW), tmp_path / "seen", set[bytes]()
     for n in range(240):
         life.clock.now = NOW + n / 4
@@ -79,7 +79,7 @@ def test_a_write_covers_many_frames_and_is_private(tmp_path: Path) -> None:
 
 
 def test_no_frame_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a checkpoint is written a sync takes seconds, in which nobody would be answered."""
+    """While a checkpoint is written, a sync takes seconds, and no peer would be answered in that time."""
     life, synced = Life(tmp_path, NOW), list[int]()
     monkeypatch.setattr(os, "fsync", synced.append)
     assert life.hears(frame(A, 1, NOW)) and not synced
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_stops_nothing(
+def test_with_an_unwritable_folder_frames_are_still_admitted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     life = Life(tmp_path, NOW)
@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
     assert "may be admitted twice" in caplog.text
 
 
-def test_without_a_folder_nothing_is_kept() -> None:
+def test_without_a_folder_nothing_is_stored() -> None:
     memory = SeenFile(None, Clock())
     memory.note(int(NOW * 1000))
     memory.close()
@@ -119,7 +119,7 @@ def test_without_a_folder_nothing_is_kept() -> None:
         max_size=40,
     )
 )
-def test_no_frame_is_let_in_twice_under_any_clocks_and_restarts(
+def test_no_frame_is_admitted_twice_with_any_clocks_and_restarts(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, int, str]]
 ) -> None:
     folder = tmp_path_factory.mktemp("state")

@@ -1,4 +1,4 @@
-"""Blobs: packing round trip, and refusing malformed ones before they cost anything."""
+"""Blobs: content survives packing, and malformed blobs are rejected before they use resources."""
 
 import contextlib
 import random
@@ -14,16 +14,16 @@ ZERO = bytes(1)
 
 @settings(derandomize=True, max_examples=100)
 @given(st.binary(min_size=1, max_size=5000))
-def test_packed_content_comes_back(content: bytes) -> None:
+def test_unpacking_a_packed_blob_gives_its_content(content: bytes) -> None:
     assert unpack(pack(content)) == content
 
 
-def test_more_than_a_receiver_takes_is_not_packed() -> None:
+def test_content_larger_than_a_receiver_accepts_is_not_packed() -> None:
     assert len(unpack(pack(ZERO * MAX_CONTENT_BYTES))) == MAX_CONTENT_BYTES
     with pytest.raises(ValueError, match="more than"):
         pack(ZERO * (MAX_CONTENT_BYTES + 1))
     with pytest.raises(ValueError, match="more than"):
-        pack(random.Random(0).randbytes(MAX_CONTENT_BYTES))  # nothing to compress
+        pack(random.Random(0).randbytes(MAX_CONTENT_BYTES))  # incompressible
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_more_than_a_receiver_takes_is_not_packed() -> None:
         pack(b"content")[:-1],
         pack(b"content") + b"x",
         pack(b"content") * 2,
-        # A frame that does not state its size
+        # A zstd frame that does not state its size.
         zstd.compress(b"content", options={zstd.CompressionParameter.content_size_flag: 0}),
         zstd.compress(b""),
         zstd.compress(ZERO * (MAX_CONTENT_BYTES + 1)),
@@ -50,7 +50,7 @@ def test_the_caller_may_set_a_lower_limit() -> None:
         unpack(pack(b"content"), limit=6)
 
 
-def test_mutated_blobs_are_refused_or_something_of_bounded_size() -> None:
+def test_mutated_blobs_are_rejected_or_have_a_bounded_size() -> None:
     rng = random.Random(0)
     blob = bytearray(pack(b"some text, and some more text, and some text " * 20))
     for _ in range(2000):
@@ -60,10 +60,10 @@ def test_mutated_blobs_are_refused_or_something_of_bounded_size() -> None:
             assert len(unpack(bytes(mutated))) <= MAX_CONTENT_BYTES
 
 
-def test_a_store_keeps_the_blobs_that_peers_ask_for() -> None:
+def test_a_full_store_drops_the_blob_that_was_requested_least_recently() -> None:
     store = BlobStore(kept_bytes=250)
     first, second, third = (store.put(bytes([n]) * 100) for n in range(3))
-    assert store.get(first) is None and store.bytes == 200  # the first went when the third came
+    assert store.get(first) is None and store.bytes == 200  # the third displaced the first
     assert store.get(second) == bytes([1]) * 100
     store.put(bytes([9]) * 100)
     assert store.get(third) is None and store.get(second) is not None

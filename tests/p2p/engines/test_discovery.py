@@ -1,4 +1,4 @@
-"""Peer discovery over ports that a test plays: the peers it dials, keeps, and hangs up on."""
+"""Peer discovery over simulated connections: which peers it dials, keeps and disconnects."""
 
 import random
 from collections.abc import Collection, Sequence
@@ -110,7 +110,7 @@ async def test_a_member_that_is_missing_from_the_topic_is_reconnected(
     assert library.hung_up == [PEERS[1]] and discovery.connected == {PEERS[2]}
 
 
-async def test_a_stranger_is_hung_up_on_and_not_dialled_again(
+async def test_a_stranger_is_disconnected_and_not_dialled_again(
     autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
 ) -> None:
     library.there = {PEERS[1]}
@@ -121,7 +121,7 @@ async def test_a_stranger_is_hung_up_on_and_not_dialled_again(
     assert library.hung_up == [PEERS[1]] and len(library.dials) == 1
 
 
-async def test_a_peer_that_stays_connected_for_months_is_not_taken_for_gone(
+async def test_a_peer_that_stays_connected_for_months_is_not_forgotten(
     autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
 ) -> None:
     library.members = {PEERS[1]}
@@ -149,7 +149,7 @@ async def test_idle_dialled_connections_end_and_inbound_connections_stay(
     assert library.hung_up == [PEERS[12]]
 
 
-async def test_a_small_swarm_keeps_its_members_and_no_strangers_that_the_dht_asked(
+async def test_a_small_swarm_keeps_members_and_disconnects_strangers_of_the_dht(
     autojump_clock: Any, discovery: Discovery, library: Library
 ) -> None:
     library.members = {PEERS[12]}
@@ -162,7 +162,7 @@ async def test_a_small_swarm_keeps_its_members_and_no_strangers_that_the_dht_ask
     assert library.hung_up == [PEERS[14]]
 
 
-async def test_a_peer_that_was_gone_is_not_taken_for_one_that_we_asked_long_ago(
+async def test_a_peer_that_returned_is_not_treated_as_an_idle_connection(
     autojump_clock: Any, discovery: Discovery, library: Library
 ) -> None:
     library.connect(PEERS[12], "outbound")
@@ -176,7 +176,7 @@ async def test_a_peer_that_was_gone_is_not_taken_for_one_that_we_asked_long_ago(
     assert not library.hung_up
 
 
-async def test_a_provider_behind_a_relay_is_dialled_without_an_address_and_we_announce_ourselves(
+async def test_a_provider_without_addresses_is_dialled_through_its_relay(
     autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
 ) -> None:
     library.there = {PEERS[2], PEERS[3]}
@@ -192,9 +192,7 @@ async def test_a_provider_behind_a_relay_is_dialled_without_an_address_and_we_an
     assert PEERS[3] in book and PEERS[0] not in book
 
 
-async def test_a_peer_that_is_banned_while_the_engine_ends_harms_nothing(
-    library: Library, book: AddressBook
-) -> None:
+async def test_a_ban_while_the_engine_ends_causes_no_error(library: Library, book: AddressBook) -> None:
     discovery = Discovery(library, [TOPIC], book, lambda peer: False, trio.current_time, random.Random(1))
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -202,7 +200,7 @@ async def test_a_peer_that_is_banned_while_the_engine_ends_harms_nothing(
     discovery.hang_up_soon(PEERS[1])
 
 
-async def test_a_peer_is_reached_once_for_all_who_ask_and_a_banned_one_never(
+async def test_a_peer_is_dialled_once_for_all_questions_and_never_while_banned(
     autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
 ) -> None:
     library.there, reached = {PEERS[1], PEERS[13]}, list[bool]()
@@ -220,10 +218,10 @@ async def test_a_peer_is_reached_once_for_all_who_ask_and_a_banned_one_never(
 
 
 @pytest.mark.parametrize(("members", "turns"), [(TARGET_MEMBERS, (25, 40)), (TARGET_MEMBERS + 1, (7, 18))])
-async def test_who_has_enough_members_seldom_troubles_the_nodes_that_hold_the_providers(
+async def test_a_node_with_enough_members_rarely_asks_the_dht(
     autojump_clock: Any, discovery: Discovery, library: Library, members: int, turns: tuple[int, int]
 ) -> None:
-    """Before, a whole swarm asked the same 20 nodes every two minutes, whose 500 places were all taken."""
+    """Otherwise a whole swarm would ask the same 20 nodes every two minutes, and fill their 500 places."""
     library.members = set(PEERS[1 : members + 1])
     for peer in library.members:
         library.connect(peer, "inbound")

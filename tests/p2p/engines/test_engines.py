@@ -1,4 +1,4 @@
-"""The promises of every p2p engine: one suite, run on each of them and on swarms of both kinds."""
+"""The contract of every p2p engine: one suite, run on each engine and on mixed swarms."""
 
 import contextlib
 import errno
@@ -60,7 +60,7 @@ class MemoryNet:
 
 
 class RealNet:
-    """Members over loopback; `engines` in turn, so that with two names neighbours run different ones."""
+    """Members on loopback that run `engines` in turn, so that neighbours of a mixed swarm differ."""
 
     def __init__(self, *engines: str) -> None:
         self._engines = itertools.cycle(engines)
@@ -85,7 +85,7 @@ def make(name: str) -> Any:
     return MemoryNet() if name == "memory" else RealNet(*name.split("+"))
 
 
-# An installed engine of another package is tested too.
+# Installed engines of other packages are tested, too.
 REAL = tuple(dict.fromkeys(("libp2p", "hivemind", *offered())))
 
 
@@ -132,7 +132,7 @@ async def together(nursery: trio.Nursery, net: Any, count: int) -> list[Listenin
 # Members.
 
 
-async def test_members_who_know_one_find_all_and_each_hears_every_other_once(
+async def test_members_that_know_one_member_find_all_and_hear_each_frame_once(
     any_net: Any, nursery: trio.Nursery
 ) -> None:
     members = await together(nursery, any_net, 3)
@@ -155,7 +155,7 @@ async def test_members_who_know_one_find_all_and_each_hears_every_other_once(
         ways = {(m.identity.peer_id, peer.id): peer.direction for m in members for peer in m.peers()}
         return all(way[here] == ways[there, us] for (us, there), here in ways.items())
 
-    if any_net.knows_directions:  # p2pd does not say that its DHT dialled a peer
+    if any_net.knows_directions:  # p2pd does not report that its DHT dialled a peer
         await until(both_ends_agree, 2 * SECONDS)
     for n, m in enumerate(members):
         for k in range(3):
@@ -168,7 +168,7 @@ async def test_members_who_know_one_find_all_and_each_hears_every_other_once(
         return all(len(bodies) >= count for bodies in seen)
 
     await until(lambda: collect(6))
-    for n, m in enumerate(members):  # arrives after any duplicate of earlier frames
+    for n, m in enumerate(members):  # arrives after all duplicates of earlier frames
         m.publish("rollouts", bytes([n, 9]))
     await until(lambda: collect(8))
     for n, bodies in enumerate(seen):
@@ -184,10 +184,10 @@ async def test_publishing_never_waits_and_a_member_that_leaves_is_no_longer_a_pe
         for n in range(200):
             first.publish("rollouts", b"%d" % n)
 
-    publish_much()  # before the engine runs
+    publish_much()  # before the engine is started
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(first.run)
-        publish_much()  # without a peer
+        publish_much()  # without peers
         second = member(net, 2, list(addresses)[:1])
         async with trio.open_nursery() as inner:
             await inner.start(second.run)
@@ -199,7 +199,7 @@ async def test_publishing_never_waits_and_a_member_that_leaves_is_no_longer_a_pe
     first.publish("rollouts", b"after")
 
 
-async def test_another_digest_is_another_swarm(net: Any, nursery: trio.Nursery) -> None:
+async def test_members_with_another_digest_are_in_another_swarm(net: Any, nursery: trio.Nursery) -> None:
     a, b = await together(nursery, net, 2)
     stranger = await started(nursery, net, 9, a.addresses()[0], topic=Topic("main", "fedcba9876543210"))
     if isinstance(net, RealNet):
@@ -211,7 +211,7 @@ async def test_another_digest_is_another_swarm(net: Any, nursery: trio.Nursery) 
     assert stranger.identity.peer_id not in {peer.id for peer in a.peers()} and not stranger.peers()
 
 
-async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any, nursery: trio.Nursery) -> None:
+async def test_a_frame_of_another_version_or_swarm_is_not_forwarded(net: Any, nursery: trio.Nursery) -> None:
     a, b = await together(nursery, net, 2)
     sealed: list[bytes] = []
     real, a.engine.publish = a.engine.publish, lambda frame: sealed.append(frame)  # type: ignore[method-assign]
@@ -229,12 +229,12 @@ async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any, nur
     await until(b.received)
 
 
-async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
+async def test_a_bootstrap_node_that_starts_late_is_found_by_name_and_remembered(
     real: Any, tmp_path: Path, nursery: trio.Nursery
 ) -> None:
-    """Both engines do so, and share the format of the address book."""
+    """Both engines try again and remember the node, in the same format of the address book."""
     book = tmp_path / "peers.json"
-    # Hold the port, so that no other program gets it between the two listeners
+    # Hold the port, so that no other program takes it between the two listeners.
     with held_ports([parse_listen("/ip4/127.0.0.1/tcp/0")]) as (endpoint,):
         port = endpoint.port
         (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
@@ -243,8 +243,8 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
         async with trio.open_nursery() as inner:
             await inner.start(lone.run)
             with trio.fail_after(SECONDS):
-                dial = await listener.accept()  # the listener has another key than the address names
-            # The port is free again at once
+                dial = await listener.accept()  # the listener's key differs from the one in the address
+            # With this option, the port is free again at once.
             dial.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             await dial.aclose()
             await listener.aclose()
@@ -262,11 +262,12 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(
             inner.cancel_scope.cancel()
 
 
-async def test_a_peer_that_sends_junk_is_cut_off_and_other_peers_are_heard(
+async def test_a_peer_that_sends_junk_is_cut_off_and_other_peers_are_still_heard(
     real: Any, nursery: trio.Nursery
 ) -> None:
-    """With hivemind our neighbour charges us for frames that we pass on before we check them, so the cut has
-    to come before we lose the neighbour.
+    """With hivemind a node forwards frames before it checks them, and its neighbour blames it for them.
+
+    So the node must cut off the peer before it loses the neighbour.
     """
     a = await started(nursery, real, 1)
     b = await started(nursery, RealNet("libp2p"), 2, a.addresses()[0])
@@ -279,8 +280,8 @@ async def test_a_peer_that_sends_junk_is_cut_off_and_other_peers_are_heard(
                     break
                 await stack.pubsub.publish(str(TOPIC), b"no frame" + n.to_bytes(4, "big"))
                 await trio.sleep(0.02)
-        may_be_broken = 40 + trio.current_time() - began  # 30 at once, and one a second
-    assert sum(a.rejected.values()) <= may_be_broken  # what comes after the cut is not looked at
+        may_be_broken = 40 + trio.current_time() - began  # 30 in a burst, then one a second
+    assert sum(a.rejected.values()) <= may_be_broken  # frames after the cut are not checked
     await until(lambda: {peer.id for peer in a.peers()} == {b.identity.peer_id})
     await heard(b, a)
     await heard(a, b)
@@ -319,7 +320,7 @@ async def test_an_engine_restarts_with_the_same_key_and_port(
     monkeypatch: pytest.MonkeyPatch,
     nursery: trio.Nursery,
 ) -> None:
-    """The library may break, or its process may be killed or hang. The peers find the engine again."""
+    """The library may fail, or its process may be killed or hang. Peers find the restarted engine again."""
     a = await started(nursery, real, 1)
     addresses = a.addresses()
     b = await started(nursery, RealNet("libp2p"), 2, addresses[0])
@@ -339,12 +340,10 @@ async def test_an_engine_restarts_with_the_same_key_and_port(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
-async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_away(
-    real: Any, nursery: trio.Nursery
-) -> None:
-    """A new peer from there is not kept, though it is not banned: p2pd lets in every dialler.
+async def test_a_machine_with_several_banned_peers_is_rejected(real: Any, nursery: trio.Nursery) -> None:
+    """A new peer from there is disconnected although it is not banned: p2pd accepts every dial.
 
-    Those that are here stay.
+    Peers that are already connected stay.
     """
     a = await started(nursery, real, 1)
     (address,) = a.addresses()
@@ -353,11 +352,11 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_awa
 
     async def hung_up_on(stack: Any, target: Any) -> None:
         before = set(stack.host.get_network().get_connections(target))
-        # Its DHT may dial again
+        # The engine's DHT may dial again.
         await until(lambda: not before & {*stack.host.get_network().get_connections(target)})
 
     for n in range(int(BANNED_AT_ONCE) + 1):
-        # Other members come and go: they do not count
+        # Members that come and go do not count.
         async with hostile_peer(address, 40 + n) as (stack, target):
             await stack.host.disconnect(target)
     for n in range(int(BANNED_AT_ONCE) + 1):
@@ -375,12 +374,12 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_awa
     ) as elsewhere:
         await elsewhere.send_all(b"\x13/multistream/1.0.0\n")
         with trio.fail_after(SECONDS):
-            assert await elsewhere.receive_some(1)  # another host is accepted
+            assert await elsewhere.receive_some(1)  # a peer from another host is accepted
     await heard(b, a)
     assert [peer.id for peer in a.peers()] == [b.identity.peer_id] and a.engine.restarts == 0  # type: ignore[attr-defined]
 
 
-async def test_a_node_has_one_port_and_another_only_while_that_is_taken(real: Any) -> None:
+async def test_a_nodes_port_stays_the_same_unless_it_is_taken(real: Any) -> None:
     """Invitations name the port, and a router forwards it, so it must not change."""
     (own, second, *_), found = own_ports(Identity(bytes([1]) * 32).peer_id), list[int]()
     for taken in (None, ("127.0.0.1", own), None):
@@ -392,10 +391,10 @@ async def test_a_node_has_one_port_and_another_only_while_that_is_taken(real: An
     assert found == [own, second, own]
 
 
-# The operator's mistakes.
+# Mistakes of an operator.
 
 
-async def test_a_port_in_use_and_a_foreign_address_are_named(real: Any) -> None:
+async def test_a_port_in_use_and_a_foreign_address_give_a_message(real: Any) -> None:
     first = member(real, 1, listen=["/ip4/0.0.0.0/tcp/0"])
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(first.run)
@@ -418,8 +417,8 @@ async def test_a_port_in_use_and_a_foreign_address_are_named(real: Any) -> None:
     assert dialable(["/ip4/192.0.2.1/tcp/1"]) == ["/ip4/192.0.2.1/tcp/1"]
 
 
-def test_addresses_of_bridges_to_containers_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every container host has the same private addresses, so nobody else can dial them."""
+def test_addresses_of_container_bridges_are_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every container host has the same private addresses, so no other node can dial them."""
     here = parse_listen("/ip4/127.0.0.1/tcp/9")
     bridges = ["10.0.3.1", "127.0.0.0", "172.17.0.1"]
     assert outward_first([*bridges, "127.0.0.1"], [here]) == ["127.0.0.1", *bridges]
@@ -434,9 +433,9 @@ def test_addresses_of_bridges_to_containers_are_left_out(monkeypatch: pytest.Mon
     assert dialable(["/ip4/0.0.0.0/tcp/9"]) == [f"/ip4/{host}/tcp/9" for host in reversed(own)]
 
 
-@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="Linux alone says which ones pass")
-def test_an_address_that_is_gone_tomorrow_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Systems for desktops draw an IPv6 address each day, and send from it."""
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="only Linux marks temporary addresses")
+def test_a_temporary_address_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Desktop systems use a new random IPv6 address for outgoing connections each day."""
     hosts = [f"2600::{n}" for n in "123"]
     lines = [
         f"{IPv6Address(host).packed.hex()} 02 40 00 {flags} eth0\n"
@@ -449,7 +448,7 @@ def test_an_address_that_is_gone_tomorrow_is_not_named(monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(not has_route(parse_listen("/ip6/::1/tcp/9")), reason="needs IPv6")
-def test_ports_are_the_same_by_ipv4_and_ipv6_if_both_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_port_is_used_for_ipv4_and_ipv6_if_both_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     four, six = map(parse_listen, ("/ip4/127.0.0.1/tcp/0", "/ip6/::/tcp/0"))
     with held_ports([four, six]) as held:
         assert [one.kind for one in held] == ["ip4", "ip6"] and held[0].port == held[1].port > 0
@@ -481,18 +480,18 @@ def test_ports_are_the_same_by_ipv4_and_ipv6_if_both_are_free(monkeypatch: pytes
     "text",
     ["example.org:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWnotapeer", ""],
 )
-async def test_a_malformed_address_is_named(real: Any, text: str) -> None:
+async def test_a_malformed_address_gives_a_message(real: Any, text: str) -> None:
     with pytest.raises(BadAddress, match="Write it like /ip4/"):
         member(real, 1, [text])
     with pytest.raises(BadAddress, match="Write it like /ip4/"):
         member(real, 1, listen=[text + "x"])
 
 
-# Engines alone.
+# Engines without a member.
 
 
 class Node:
-    """An engine alone: the frames it hears, and answers of the requested length."""
+    """An engine without a member. It records frames, and gives answers of the requested length."""
 
     def __init__(self, net: Any, n: int, bootstrap: Sequence[str] = (), **options: Any) -> None:
         self.heard: list[bytes] = []
@@ -509,7 +508,7 @@ class Node:
 
     def _answer(self, peer: PeerId, question: bytes) -> bytes:
         if question[:1] == bytes([PeerRequest.DIAL_BACK]):
-            # The engine asks this by itself.
+            # A question of the engine itself.
             return b""
         self.asked.append((peer, question))
         return content(int(question or b"0"))
@@ -552,7 +551,7 @@ async def test_members_answer_questions(any_net: Any, nursery: trio.Nursery) -> 
                 await request(Identity(bytes([99]) * 32).peer_id, b"1", 10)
 
 
-async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(
+async def test_many_questions_at_once_and_cancelled_questions_leave_nothing_behind(
     net: Any, nursery: trio.Nursery
 ) -> None:
     a, b = await nodes_together(nursery, net, 2)
@@ -564,7 +563,7 @@ async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(
             answer = await asker.engine.request(asked.me, b"%d" % length, length)
             right += answer == content(length)
 
-    # At each moment of the exchange; and then all places are free
+    # Cancel at each moment of the exchange. Afterwards all places are free.
     for patience in (*(n / 1000 for n in range(10)), SECONDS):
         right = 0
         with trio.fail_after(SECONDS):
@@ -577,7 +576,7 @@ async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(
     assert a.knows(b) and len(a.engine.peers()) == 1
 
 
-async def test_a_peer_that_asks_without_end_is_banned(
+async def test_a_peer_that_asks_too_many_questions_is_banned(
     real: Any, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(network_engine, "QUESTIONS_PER_S", 1.0)
@@ -592,8 +591,8 @@ async def test_a_peer_that_asks_without_end_is_banned(
         assert await c.engine.request(a.me, b"1", 1) == content(1)
 
 
-async def test_a_member_that_left_is_asked_in_vain_until_it_returns(net: Any, nursery: trio.Nursery) -> None:
-    """The stream of the previous question is gone, and this end was not told."""
+async def test_questions_to_a_member_that_left_fail_until_it_returns(net: Any, nursery: trio.Nursery) -> None:
+    """The stream of the previous question has ended, and this end does not know."""
     first = Node(net, 1)
     addresses = await nursery.start(first.engine.run)
     second = Node(net, 2, list(addresses)[:1])
@@ -607,7 +606,7 @@ async def test_a_member_that_left_is_asked_in_vain_until_it_returns(net: Any, nu
             outcome.append(str(error))
 
     with trio.fail_after(2 * SECONDS):
-        if isinstance(net, RealNet):  # in memory members are there before they run
+        if isinstance(net, RealNet):  # in memory, members can be asked before they run
             with pytest.raises(Unanswered):
                 await second.engine.request(first.me, b"1", 10)
         async with trio.open_nursery() as inner:
@@ -628,7 +627,7 @@ async def test_a_member_that_left_is_asked_in_vain_until_it_returns(net: Any, nu
 
 
 async def said(sender: Node, receivers: Sequence[Node]) -> bytes:
-    """Publish until all of them have heard the same frame, and return that frame."""
+    """Publish frames until all receivers have heard the same frame; return that frame."""
     sent: list[bytes] = []
     with trio.fail_after(SECONDS):
         for n in itertools.count():
@@ -642,15 +641,15 @@ async def said(sender: Node, receivers: Sequence[Node]) -> bytes:
     raise AssertionError
 
 
-async def test_a_banned_peer_is_neither_heard_nor_asked_until_its_ban_ends(
+async def test_a_banned_peer_is_neither_heard_nor_asked_until_the_ban_ends(
     net: Any, nursery: trio.Nursery
 ) -> None:
     later = 0.0  # seconds by which the test has moved the clock
-    # The memory engine takes no clock
+    # The memory engine has no clock.
     options = {"clock": lambda: time.time() + later} if isinstance(net, RealNet) else {}
     a, b, c = await nodes_together(nursery, net, 3, **options)
     await said(a, [b])
-    await until(lambda: b.knows(c))  # until now they may know each other through `a` alone
+    await until(lambda: b.knows(c))  # before this, b and c may know each other only through `a`
     b.engine.shut_out(a.me, 3600.0)
     for asker, asked in ((a, b), (b, a)):
         with pytest.raises(Unanswered), trio.fail_after(SECONDS):
@@ -658,8 +657,8 @@ async def test_a_banned_peer_is_neither_heard_nor_asked_until_its_ban_ends(
     if isinstance(net, RealNet):
         await until(lambda: not b.knows(a))
         await until(lambda: not a.knows(b))
-    await said(c, [b])  # the other members still are
-    if isinstance(net, RealNet):  # in memory the ban never ends
+    await said(c, [b])  # other members are still heard
+    if isinstance(net, RealNet):  # in memory, a ban never ends
         assert not b.knows(a)
         later = 3600.0
         await until(lambda: b.knows(a))
@@ -683,7 +682,7 @@ async def test_engines_are_loaded_by_name() -> None:
         ("empty_p2p_engine:engine", "empty_p2p_engine", r"'pigeon' cannot be loaded \(AttributeError: "),
     ],
 )
-async def test_an_engine_of_a_package_that_cannot_be_loaded_says_why(
+async def test_an_engine_that_cannot_be_loaded_gives_the_reason(
     target: str, module: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "pigeon-1.2.dist-info"

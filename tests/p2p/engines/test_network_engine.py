@@ -1,4 +1,4 @@
-"""The part of an engine that no library has a say in: it starts again after any failure."""
+"""The library-independent part of an engine restarts after any failure."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from tests.p2p.real import QUIET, TOPIC
 
 
 class Engine(NetworkEngine):
-    """Ends its first lives as it is told."""
+    """An engine whose first runs end in the given ways."""
 
     def __init__(self, *ends: Exception) -> None:
         super().__init__(
@@ -37,13 +37,13 @@ class Engine(NetworkEngine):
         if not isinstance(end, CannotListen):
             up()
         if end is not None:
-            async with trio.open_nursery():  # libraries raise errors in a group like this
+            async with trio.open_nursery():  # libraries raise errors in an exception group, as here
                 raise end
         self.back.set()
         await trio.sleep_forever()
 
 
-async def test_a_listen_address_that_is_taken_for_a_moment_after_a_breakdown_does_not_end_the_engine(
+async def test_a_listen_address_that_is_briefly_taken_after_a_failure_does_not_end_the_engine(
     nursery: trio.Nursery, autojump_clock: trio.abc.Clock
 ) -> None:
     engine = Engine(RuntimeError("the library broke"), CannotListen("taken"), RuntimeError("again"))

@@ -1,4 +1,4 @@
-"""Real processes over loopback: nodes that are killed and come back, and two with one key."""
+"""Real processes on loopback: nodes that are killed and restarted, and two nodes with one key."""
 
 import itertools
 import random
@@ -16,11 +16,11 @@ from tests.doubles import TIMEOUT_S
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 ENGINES = ["libp2p", pytest.param("libp2p hivemind", marks=pytest.mark.p2pd, id="mixed")]
 
-ENDLESS = 100_000  # frames
+ENDLESS = 100_000  # more frames than a test publishes
 
 
 class Nodes:
-    """Starts probes, with the engines in turn: in a mixed swarm a node may come back with another one."""
+    """Starts probes with the engines in turn; in a mixed swarm a node may restart with the other engine."""
 
     def __init__(self, stack: ExitStack, engines: str) -> None:
         self._stack, self._engines, self.mixed = stack, itertools.cycle(engines.split()), " " in engines
@@ -52,13 +52,13 @@ def frames_from(probe: ProbeProcess, author: str) -> list[int]:
 
 
 def latest(probe: ProbeProcess) -> int:
-    """The number of the frame that it sent last."""
+    """Return the number of the last frame that the probe sent."""
     probe.wait_for("sent", 1, TIMEOUT_S)
     return int(probe.said("sent")[-1]["sent"])
 
 
 def hears(probe: ProbeProcess, author: str, beyond: int = 0, count: int = 1) -> None:
-    """Waits for this many frames of the author, numbered higher than `beyond`."""
+    """Wait until the probe has heard `count` frames of the author with numbers above `beyond`."""
     probe.wait(
         lambda: len([number for number in frames_from(probe, author) if number > beyond]) >= count, TIMEOUT_S
     )
@@ -73,7 +73,9 @@ def hears(probe: ProbeProcess, author: str, beyond: int = 0, count: int = 1) -> 
     ],
     indirect=["nodes"],
 )
-def test_a_killed_node_is_back_soon_after_it_is_up(nodes: Nodes, tmp_path: Path, victim: int) -> None:
+def test_a_killed_node_exchanges_frames_soon_after_its_restart(
+    nodes: Nodes, tmp_path: Path, victim: int
+) -> None:
     probes = swarm(nodes, tmp_path, 3)
     others = [probe for n, probe in enumerate(probes) if n != victim]
     address, peer_id = probes[victim].addresses[0], probes[victim].peer_id
@@ -82,31 +84,29 @@ def test_a_killed_node_is_back_soon_after_it_is_up(nodes: Nodes, tmp_path: Path,
     probes[victim].order(publish=32 * 1024)
     for probe in others:
         hears(probe, peer_id)
-        probe.wait_for_peers_to_be(2, TIMEOUT_S)  # each other, too
+        probe.wait_for_peers_to_be(2, TIMEOUT_S)  # so that they also know each other
     last = latest(probes[victim])
     probes[victim].kill()
-    for probe, other in itertools.permutations(others):  # the rest go on without it, and know that it is gone
+    for probe, other in itertools.permutations(others):  # the others notice that it left
         probe.wait_for_peers_to_be(1, TIMEOUT_S)
         hears(probe, other.peer_id, beyond=latest(other))
 
-    bootstrap = [] if victim == 0 else probes[0].addresses  # the first one has only its address book
+    bootstrap = [] if victim == 0 else probes[0].addresses  # the first node has only its address book
     back = nodes.start(tmp_path / str(victim), listen=port_of(address), bootstrap=bootstrap)
     assert back.peer_id == peer_id and back.addresses[0] == address
-    # Frames of the first seconds are refused, for they may be repetitions
+    # Frames of the first seconds are rejected, because they may be replays.
     back.wait(lambda: back.said("got") or (back.last("rejected") or {}).get("rejected"), TIMEOUT_S)
     back.order(publish=1024, count=ENDLESS, every=0.25)
     for probe in others:
         hears(probe, peer_id, beyond=last)
 
 
-def test_a_kill_while_publishing_loses_no_later_frame(nodes: Nodes, tmp_path: Path) -> None:
-    """No sequence number and no message id is used twice, though the process is killed in full flight
-    (finding 7).
-    """
+def test_after_a_kill_while_publishing_no_later_frame_is_lost(nodes: Nodes, tmp_path: Path) -> None:
+    """No sequence number or message id is used twice, although the process is killed while it publishes."""
     rng = random.Random(0)
     hearer = nodes.start(tmp_path / "hearer")
     sent: list[int] = []
-    for _ in range(3 if nodes.mixed else 2):  # mixed: with the other engine, and back
+    for _ in range(3 if nodes.mixed else 2):  # mixed: once with the other engine, then with the first
         sender = nodes.start(tmp_path / "sender", bootstrap=hearer.addresses)
         sender.wait_for_peers(1, TIMEOUT_S)
         sender.order(publish=200, count=ENDLESS, every=0.05)
@@ -121,7 +121,7 @@ def test_a_kill_while_publishing_loses_no_later_frame(nodes: Nodes, tmp_path: Pa
 
 
 @pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
-def test_the_later_of_two_nodes_with_one_key_stays_away(tmp_path: Path, engine: str) -> None:
+def test_the_later_of_two_nodes_with_the_same_key_leaves(tmp_path: Path, engine: str) -> None:
     with ExitStack() as stack:
         hub = stack.enter_context(ProbeProcess(tmp_path / "hub", engine=engine))
         first = stack.enter_context(ProbeProcess(tmp_path / "first", engine=engine, bootstrap=hub.addresses))

@@ -1,4 +1,4 @@
-"""The request/response protocol, byte by byte, and how little a hostile peer can tie up."""
+"""The request/response protocol: its bytes, and limits on the resources that a hostile peer can hold."""
 
 import struct
 from collections import Counter
@@ -59,7 +59,7 @@ def responder(answer: Any = lambda peer, question: question[::-1]) -> Responder:
 
 
 @pytest.mark.parametrize("step", [1, 3, 10_000])
-async def test_the_bytes_match_the_document_however_they_are_cut(step: int) -> None:
+async def test_the_bytes_match_the_document_however_they_are_split(step: int) -> None:
     theirs, ours = pair()
     done: list[bool] = []
 
@@ -113,7 +113,7 @@ async def test_a_malformed_answer_is_an_error(answer: bytes) -> None:
             await ask(ours, b"?", 5)
 
 
-async def test_no_more_than_the_limit_is_ever_waited_for() -> None:
+async def test_no_more_than_the_limit_of_an_answer_is_read() -> None:
     theirs, ours = pair()
     await theirs.send_all(struct.pack(">I", 2**30))
     with trio.fail_after(1), pytest.raises(Broken, match="limit 5"):
@@ -137,8 +137,8 @@ async def test_a_malformed_question_is_cut_off(question: bytes) -> None:
     assert not await responder(answer).serve(PEERS[0], ours)
 
 
-async def test_slow_askers_are_cut_off(autojump_clock: Any) -> None:
-    """A peer that is slow to ask, or to take the answer, holds a place for at most twice the patience."""
+async def test_slow_peers_are_cut_off(autojump_clock: Any) -> None:
+    """A peer that is slow to ask or to read the answer holds a place for at most twice the timeout."""
     served = responder(lambda peer, question: b"x" * 1_000_000)
     full = trio.testing.lockstep_stream_pair  # a write blocks until the other end reads
 
@@ -168,13 +168,13 @@ async def test_slow_askers_are_cut_off(autojump_clock: Any) -> None:
     assert not served._open
 
 
-async def test_places_are_limited_and_become_free_again(autojump_clock: Any) -> None:
+async def test_places_are_limited_and_freed_again(autojump_clock: Any) -> None:
     served, turned_away = responder(), 0
 
     async def come(peer: PeerId) -> None:
         nonlocal turned_away
         began = trio.current_time()
-        assert not await served.serve(peer, pair()[1])  # asks nothing
+        assert not await served.serve(peer, pair()[1])  # a stream without a question
         turned_away += trio.current_time() == began
 
     async with trio.open_nursery() as nursery:
@@ -186,20 +186,20 @@ async def test_places_are_limited_and_become_free_again(autojump_clock: Any) -> 
         assert counts.total() == SERVED_AT_ONCE and max(counts.values()) == SERVED_EACH
         assert turned_away == 90 - SERVED_AT_ONCE
     assert not served._open
-    assert not await served.serve(PEERS[13], pair()[1])  # refused: no place is left
+    assert not await served.serve(PEERS[13], pair()[1])  # rejected: no place is left
 
 
 def asked(served: Responder) -> Counter[Any]:
     return Counter(line.connection for line in served._open.values())
 
 
-async def test_a_crowd_of_one_machine_makes_room_for_questions_of_other_machines(autojump_clock: Any) -> None:
+async def test_a_machine_with_many_connections_loses_places_to_other_machines(autojump_clock: Any) -> None:
     """Network groups take turns, then machines in a group, then connections of a machine."""
     served = responder()
     ended = Counter[Line]()
 
     async def come(line: Line) -> None:
-        await served.serve(PeerId(str(line.connection)), pair()[1], line)  # asks nothing
+        await served.serve(PeerId(str(line.connection)), pair()[1], line)  # a stream without a question
         ended[line] += 1
 
     async with trio.open_nursery() as nursery:
@@ -221,7 +221,7 @@ async def test_a_crowd_of_one_machine_makes_room_for_questions_of_other_machines
         nursery.cancel_scope.cancel()
 
 
-async def test_an_answer_waits_for_the_upload_and_no_longer_than_its_asker(autojump_clock: Any) -> None:
+async def test_an_answer_waits_for_the_upload_limit_until_its_peer_leaves(autojump_clock: Any) -> None:
     traffic = Traffic(up=1000.0)
     served = Responder(lambda peer, question: bytes(5000), lambda peer: True, traffic.upload)
 
@@ -240,7 +240,7 @@ async def test_an_answer_waits_for_the_upload_and_no_longer_than_its_asker(autoj
         for n in range(8):
             nursery.start_soon(serve, Line("1.1", "1.1.1.1", n), crowd)
         nursery.start_soon(serve, Line("8.8", "8.8.8.8", "other"), other)
-    # 8,000 bytes at once and 500 a second: most askers leave before their turn.
+    # The limit is 8,000 bytes at once and 500 a second, so most peers leave before their turn.
     assert 1 <= len(crowd) <= 2 and other == [begun] and not served._open
 
 
@@ -260,7 +260,7 @@ def question(text: bytes) -> bytes:
     return struct.pack(">I", len(text)) + text
 
 
-async def test_one_question_after_another_on_a_stream() -> None:
+async def test_a_stream_carries_one_question_after_another() -> None:
     theirs, ours = pair()
     asked = End(theirs)
     allowed = list(range(5))
@@ -282,7 +282,7 @@ async def test_one_question_after_another_on_a_stream() -> None:
     assert not served._idle and not served._open
 
 
-async def test_idle_streams_take_no_place_and_end_soon(autojump_clock: Any) -> None:
+async def test_idle_streams_hold_no_place_and_end_soon(autojump_clock: Any) -> None:
     served, ends = responder(), list[tuple[PeerId, bool, float]]()
     streams: list[tuple[PeerId, Any]] = []
 
@@ -301,24 +301,24 @@ async def test_idle_streams_take_no_place_and_end_soon(autojump_clock: Any) -> N
                 streams.append((peer, theirs))
             await trio.testing.wait_all_tasks_blocked()
         assert served._idle.total() == IDLE_AT_ONCE and max(served._idle.values()) == IDLE_EACH
-        # These wait for the asker to finish, as a question does
+        # These streams wait for the peer to send a question, so they hold places.
         assert asked(served) == {nobody[0]: 1, nobody[-1]: IDLE_EACH}
         theirs, ours = pair()
         nursery.start_soon(serve, PEERS[0], ours)
-        assert await ask(End(theirs), b"?", 1) == b"?"  # places are free
+        assert await ask(End(theirs), b"?", 1) == b"?"  # there are free places
         await theirs.aclose()
         await streams[-1][1].aclose()
         await trio.testing.wait_all_tasks_blocked()
         assert ends == [(PEERS[0], True, 0.0), (nobody[-1], True, 0.0)]
     assert [end[1:] for end in ends[2:4]] == [
         (False, pytest.approx(MESSAGE_TIMEOUT_S))
-    ] * 2  # the peer that did not end the stream
+    ] * 2  # the end that did not close the stream
     assert [end[1:] for end in ends[4:]] == [(True, pytest.approx(IDLE_S))] * IDLE_AT_ONCE
     assert not served._idle and not served._open
 
 
 class Asked(End):
-    """One of our streams, answered by a desk at its other end, which is cut off at the given byte."""
+    """A stream for questions, answered at its other end, which is cut off at a given byte."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -331,7 +331,7 @@ class Asked(End):
 
 
 class World:
-    """Peers that answer each other, with a note of each stream that was opened."""
+    """Peers that answer each other's questions, and a record of each stream that was opened."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -371,7 +371,7 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
         await trio.sleep(KEPT_S)
     assert world.ends() == [None] and world.reached == [PEERS[0]] * 3
     await trio.sleep(0.1)
-    # Not on the old stream, which the other end may be about to close
+    # A new stream is used, because the other end may be closing the old one.
     assert await ask(PEERS[0], b"later", 5) == b"retal"
     assert world.ends() == [True, None]
     async with trio.open_nursery() as together:
@@ -380,7 +380,7 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
     assert world.ends() == [True] + [None] * AT_ONCE
     await trio.sleep(KEPT_S + 0.1)
     await ask(PEERS[1], b"?", 1)
-    # An answer that nobody waits for any more is dropped
+    # An answer to a cancelled question is dropped.
     assert world.ends() == [True] + [True] * AT_ONCE + [None]
     for peer in (Identity(bytes([n, 2]) * 16).peer_id for n in range(MAX_KEPT)):
         await ask(peer, b"?", 1)
@@ -390,7 +390,7 @@ async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clo
     assert set(world.ends()) == {True}
 
 
-async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(
+async def test_a_stream_that_ended_in_the_meantime_is_replaced_only_once(
     world: World, autojump_clock: Any
 ) -> None:
     ask = world.asking.ask
@@ -401,7 +401,7 @@ async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(
     for peer in (PEERS[0], PEERS[1]):
         with pytest.raises(Unanswered, match=f"{peer}: message too large: 2 bytes \\(limit 1\\)"):
             await ask(peer, b"ab", 1)
-    assert world.ends() == [False, False, False, False]  # a stream with a failure is not kept
+    assert world.ends() == [False, False, False, False]  # a failed stream is not reused
     world.away.add(PEERS[2])
     with pytest.raises(Unanswered, match=f"{PEERS[2]}: cannot be reached"):
         await ask(PEERS[2], b"?", 1)
@@ -410,7 +410,7 @@ async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(
     assert len(world.opened) == 4
 
 
-async def test_a_question_given_up_costs_its_stream(world: World) -> None:
+async def test_the_stream_of_a_cancelled_question_is_not_reused(world: World) -> None:
     given_up = trio.CancelScope()
 
     def answer(peer: PeerId, question: bytes) -> bytes:
@@ -423,12 +423,12 @@ async def test_a_question_given_up_costs_its_stream(world: World) -> None:
     with given_up:
         await world.asking.ask(PEERS[0], b"give up", 10)
     assert given_up.cancelled_caught and world.ends() == [False]
-    assert await world.asking.ask(PEERS[0], b"!", 10) == b"!"  # not the earlier answer, which was never read
+    assert await world.asking.ask(PEERS[0], b"!", 10) == b"!"  # not the cancelled answer
     assert world.ends() == [False, None]
     await world.asking.end()
 
 
-async def test_one_peer_is_asked_a_few_questions_at_a_time_while_other_peers_are_asked(
+async def test_questions_to_one_peer_at_a_time_are_limited_but_other_peers_are_asked(
     world: World, autojump_clock: Any
 ) -> None:
     now, most = Counter[PeerId](), Counter[PeerId]()
@@ -451,7 +451,7 @@ async def test_one_peer_is_asked_a_few_questions_at_a_time_while_other_peers_are
             several.start_soon(ask_in_vain, PEERS[1])
     assert most == {PEERS[0]: AT_ONCE, PEERS[1]: AT_ONCE} and trio.current_time() - began == pytest.approx(5)
     assert not asking._turns
-    for _ in range(2 * AT_ONCE):  # questions that were given up free their places
+    for _ in range(2 * AT_ONCE):  # cancelled questions free their places
         with trio.move_on_after(0.5):
             await ask_in_vain(PEERS[0])
     began = trio.current_time()

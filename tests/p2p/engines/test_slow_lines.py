@@ -1,8 +1,8 @@
 """Connections of the libp2p engine if one of the nodes has a rate limit.
 
-It is slow, and nobody is cut off for it.
+They are slow, but no node is cut off.
 
-Real hosts and a real relay. Memory takes the place of the sockets, so that the clock can jump.
+The hosts and the relay are real. They use memory instead of sockets, so that the clock can jump.
 """
 
 import time
@@ -31,13 +31,13 @@ from tests.doubles import until
 from tests.p2p.real import SECONDS
 
 SINK = TProtocol("/test/sink/1")
-SLOW = 10_000.0  # bytes a second: the least that a configuration may say
+SLOW = 10_000.0  # bytes a second; the lowest limit that a configuration may set
 SIZE = 400_000  # bytes: more than a stream's window
 NAMES = ("relay", "home", "one", "two")
 
 
 class Wire:
-    """A socket of the library, in memory."""
+    """A replacement in memory for the library's sockets."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -56,9 +56,9 @@ class Wire:
 
 
 class Swarm:
-    """All are connected to the relay, and home has a place there.
+    """Hosts that are connected to a relay, at which the host "home" has a reservation.
 
-    limits: by name. relay: the share of it that each peer may have.
+    limits: rate limits by host name. relay: the relay's limits.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Swarm:
             name: make_host(Identity(bytes([n + 1]) * 32), limits.get(name)) for n, name in enumerate(NAMES)
         }
         self._limits = limits
-        self.came: dict[str, int] = dict.fromkeys(NAMES, 0)  # bytes at the sinks, by who sent them
+        self.came: dict[str, int] = dict.fromkeys(NAMES, 0)  # bytes that arrived, by sender
 
     def id(self, name: str) -> Any:
         return self.hosts[name].get_id()
@@ -118,7 +118,7 @@ class Swarm:
             self.came[sender] += len(data)
 
     async def reach_home(self, name: str) -> Any:
-        """Through the relay. The stream that carries the circuit."""
+        """Connect a host to home through the relay; return the stream that carries the circuit."""
         stream = await self._hop(
             name, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=self.id("home").to_bytes()))
         )
@@ -154,10 +154,10 @@ TO_HOME = ("one", "home")
         ("home", {"down": SLOW}, []),
     ],
 )
-async def test_a_rate_limit_ends_no_circuit(
+async def test_a_rate_limit_does_not_end_a_circuit(
     slow: str, limit: dict[str, float], besides: list[tuple[str, str]], autojump_clock: Any
 ) -> None:
-    """Either end or the relay is slow, and has something else to send as well."""
+    """One of the ends or the relay is slow, and also has other bytes to send."""
     async with swarm(**{slow: Traffic(**limit)}) as those:
         for name in ("one", "two"):
             await those.reach_home(name)
@@ -170,13 +170,13 @@ async def test_a_rate_limit_ends_no_circuit(
 
 
 async def test_a_circuit_is_not_idle_while_its_bytes_wait_for_the_relays_rate(autojump_clock: Any) -> None:
-    """This needs silence at both ends."""
+    """A circuit is idle only if both ends are silent."""
     limits = RelayLimits(size=SIZE, rate=SLOW, idle=5.0)
     async with swarm(limits) as those:
         for name in ("one", "two"):
             await those.reach_home(name)
         begun = trio.current_time()
-        await those.give("one", "home", SIZE - 10_000)  # all that may come at once
+        await those.give("one", "home", SIZE - 10_000)  # the whole burst
         await those.give("two", "home", 100_000)
         await until(lambda: those.came["two"] == 100_000, 20.0, every=0.1)
         assert trio.current_time() - begun > limits.idle
@@ -185,7 +185,7 @@ async def test_a_circuit_is_not_idle_while_its_bytes_wait_for_the_relays_rate(au
         )
 
 
-async def test_all_circuits_together_have_a_rate_and_one_that_waits_for_it_ends_in_time(
+async def test_circuits_share_a_rate_and_a_waiting_circuit_still_ends_in_time(
     autojump_clock: Any,
 ) -> None:
     limits = RelayLimits(size=SIZE, rate=1.0, seconds=100.0)
@@ -193,21 +193,21 @@ async def test_all_circuits_together_have_a_rate_and_one_that_waits_for_it_ends_
         await those.reach_home("one")
         await those.reach_home("two")
         begun = trio.current_time()
-        await those.give("one", "home", SIZE - 10_000)  # all that may come at once
+        await those.give("one", "home", SIZE - 10_000)  # the whole burst
         await until(lambda: those.came["one"] == SIZE - 10_000)
         await those.give("two", "home", 100_000)
         home = those.hosts["home"].get_network()
         await trio.sleep(limits.seconds - 2)
-        # The rest was used, and a piece went into debt.
+        # The rest of the burst was used, and one piece went into debt.
         assert home.get_connections(those.id("two")) and those.came["two"] <= 10_000 + MAX_PIECE
         await until(lambda: not home.get_connections(those.id("two")), SECONDS, every=0.1)
         assert trio.current_time() - begun <= limits.seconds + 1
 
 
-async def test_a_connection_that_waits_to_be_read_is_not_silent(
+async def test_a_connection_that_waits_to_be_read_is_not_treated_as_silent(
     autojump_clock: Any, nursery: trio.Nursery
 ) -> None:
-    """Or a peer that we read slowly, by our own limit, would be taken for one that is gone."""
+    """Otherwise a node would drop a peer that it reads slowly because of its own limit."""
     ours, theirs = map(Wire, trio.testing.memory_stream_pair())
     socket = CountedSocket(ours, Traffic(down=SLOW))
     await theirs.write(bytes(SIZE))

@@ -1,5 +1,4 @@
-"""Fair shares of a connection between a crowd and other nodes: uploads, both rates, and the strangers' part
-of a month."""
+"""Fair shares of a line between a crowd and other nodes: uploads, both rates, the strangers' monthly part."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -29,7 +28,7 @@ ONE_MACHINE = ("one machine", "one /64", "one relay")
 
 @asynccontextmanager
 async def crowd(traffic: Traffic, lines: Iterable[Line], how: str, size: int) -> Any:
-    """Let each line move `size` bytes again and again. Yields the bytes so far."""
+    """Let each line transfer `size` bytes again and again; yield the bytes so far."""
     moved = [0]
 
     async def move(line: Line) -> None:
@@ -54,17 +53,15 @@ async def seconds(waiting: Any) -> float:
 
 
 @pytest.mark.parametrize("name", CROWDS)
-async def test_a_crowd_and_other_nodes_each_get_the_upload_of_their_machines(
-    name: str, autojump_clock: Any
-) -> None:
+async def test_each_machine_gets_its_upload_share_despite_a_crowd(name: str, autojump_clock: Any) -> None:
     traffic, lines = Traffic(), CROWDS[name]
-    # Without a limit of `up` a line takes no time: each key asks once in a millisecond.
+    # Without the limit `up` a transfer takes no time, so let each key ask once a millisecond.
     traffic.sending.wait = lambda size, by=(): trio.sleep(0.001)  # type: ignore[method-assign]
     most = UPLOAD_PER_S * (1 if name in ONE_MACHINE else GROUP_FACTOR) * (UPLOAD_BURST_S + 20)
     async with crowd(traffic, lines, "upload", 16_384) as moved:
         await trio.sleep(20)
         assert 0.8 * most <= moved[0] <= most + MAX_PIECE
-        # Another group waits for nothing, and a node behind the same address gets its turn.
+        # A node of another group does not wait, and a node at the crowd's address gets its turn.
         assert await seconds(traffic.upload(BLOB, NODE)) == 0
         neighbour = lines[0]._replace(connection="another")
         turn = MAX_PIECE / UPLOAD_PER_S * (len(lines) + 2)
@@ -98,8 +95,8 @@ async def test_a_crowd_on_a_limited_line_delays_another_node_by_a_piece(
             assert await seconds(traffic.send(4096, CROWDS[name][0], own=True)) <= 2 * MAX_PIECE / UP
 
 
-async def test_our_frames_reach_other_nodes_despite_a_crowd_that_only_listens(autojump_clock: Any) -> None:
-    """The copies for a crowd of the last frame still wait when the next one is sent."""
+async def test_own_frames_reach_other_nodes_despite_a_crowd_of_listeners(autojump_clock: Any) -> None:
+    """The crowd's copies of the last frame still wait when the next frame is sent."""
     traffic, delays = Traffic(up=UP), list[float]()
 
     async def copy(line: Line) -> None:
@@ -116,7 +113,7 @@ async def test_our_frames_reach_other_nodes_despite_a_crowd_that_only_listens(au
         nursery.cancel_scope.cancel()
 
 
-async def test_strangers_move_at_most_their_part_of_a_month(autojump_clock: Any) -> None:
+async def test_strangers_use_at_most_their_part_of_the_monthly_limit(autojump_clock: Any) -> None:
     month, traffic = 20e9, Traffic()
     traffic.limit(None, None, month)
     strangers = [line._replace(stranger=True) for line in CROWDS["one /16"]]
@@ -135,7 +132,7 @@ async def test_strangers_move_at_most_their_part_of_a_month(autojump_clock: Any)
             nursery.start_soon(move, line, next(ways))
         await trio.sleep(3600)
         assert day <= moved + len(strangers) * MIB and moved <= day * (1 + 1 / 24) + MIB
-        # A peer that we dialled waits for none of them, and a stranger of another group for its turn.
+        # A peer that was dialled does not wait for strangers; a stranger of another group waits for its turn.
         assert await seconds(traffic.send(MIB, NODE)) == 0
         newcomer = NODE._replace(stranger=True)
         assert await seconds(traffic.read(2048, newcomer)) <= 3 * MAX_PIECE / (day / 86_400)

@@ -1,7 +1,7 @@
-"""Nodes in the NAT lab, and their actions there; as a program, figures that take too long for a test.
+"""Nodes in the NAT lab; as a program, it measures figures that take too long for a test.
 
-python -m tests.p2p.nat.figures punch --observers 3    when two homes meet through a relay, and when directly
-python -m tests.p2p.nat.figures partition --seconds 60 when a swarm is one again after a cut of so long
+python -m tests.p2p.nat.figures punch --observers 3     time until two homes meet by relay, and directly
+python -m tests.p2p.nat.figures partition --seconds 60  time until a swarm reconnects after a cut
 """
 
 import argparse
@@ -19,11 +19,11 @@ from tests.p2p.nat.lab import BootstrapProcess, Lab, Place
 
 SECONDS = TIMEOUT_S
 PORT = 4001
-CARRIERS = {"none": (None, None), "one": (20, None), "two": (20, 21), "same": (20, 20)}  # of the two homes
+CARRIERS = {"none": (None, None), "one": (20, None), "two": (20, 21), "same": (20, 20)}  # of both homes
 
 
 class Net:
-    """A lab with a bootstrap node at 11.0.0.1, and the programs in it."""
+    """A lab with a bootstrap node at 11.0.0.1, and the programs that run in it."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self._stack, self._folder = stack, folder
@@ -56,7 +56,7 @@ class Net:
 
 
 def exchange(probes: list[ProbeProcess], count: int, every: float = 0.25, size: int = 16 * 1024) -> float:
-    """Everybody publishes this many frames and hears all of everybody else's; in how many seconds."""
+    """Let all probes publish `count` frames; return the seconds until each has heard all of them."""
     heard = [len(probe.said("got")) for probe in probes]
     since = time.monotonic()
     for probe in probes:
@@ -75,15 +75,15 @@ def obtain(
 
 
 def fresh(probe: ProbeProcess, since: float) -> set[str]:
-    """The authors from whom frames that were sent after this moment have arrived."""
+    """Return the authors of frames that the probe heard and that were sent after `since`."""
     return {got["author"] for got in probe.said("got") if got["at"] - got["delay"] > since}
 
 
 def cut_and_heal(net: Net, seconds: float) -> tuple[float, float]:
-    """Cuts a swarm of six, with both engines, in two halves that go on.
+    """Cut a swarm of six nodes with both engines into two halves, and heal the cut.
 
-    Returns the seconds from the healing until all nodes hear each other, and the seconds that two frames of
-    each took before, as a measure of the machine's load.
+    Return the seconds from the healing until all nodes hear each other, and the seconds that two frames of
+    each node took before the cut, as a measure of the machine's load.
     """
     net.bootstrap("libp2p")
     numbers = range(4, 10)
@@ -114,11 +114,11 @@ def cut_and_heal(net: Net, seconds: float) -> tuple[float, float]:
 
 
 def punch(net: Net, observers: int, engine: str, symmetric: int, carriers: str) -> dict[str, Any]:
-    """Hole punching: two homes, a bootstrap node that relays, and other members on the public net that tell
-    the two their public addresses.
+    """Measure hole punching between two homes.
 
-    Returns the seconds until the one first fetched from the other, and until a connection without the relay;
-    None: not in a minute.
+    There are a bootstrap node that relays, and members on the public net that tell the homes their public
+    addresses. Return the seconds until one home first fetched a blob from the other, and until they had a
+    connection without the relay; None if that took over a minute.
     """
     net.bootstrap(engine)
     since = time.monotonic()
@@ -146,7 +146,7 @@ def punch(net: Net, observers: int, engine: str, symmetric: int, carriers: str) 
             direct = time.monotonic() - since
         if fetched is None and obtain(asker, held, [author.peer_id])["bytes"]:
             fetched = time.monotonic() - since
-        # Go-libp2p backs off from a peer that it could not reach, for a punch too
+        # Go-libp2p backs off after a failed dial, also before hole punching.
         time.sleep(4 if fetched is None else 0.2)
     return {
         "engine": engine,
@@ -168,13 +168,13 @@ def main() -> None:
         type=int,
         choices=(0, 1, 2),
         default=0,
-        help="routers that give each connection another port",
+        help="routers use a new port for each connection",
     )
     punching.add_argument(
         "--carriers",
         choices=CARRIERS,
         default="none",
-        help="homes behind a carrier's NAT, or both behind one",
+        help="homes behind a carrier's NAT: none, one, two with separate carriers, two with the same",
     )
     punching.add_argument("--engine", choices=("libp2p", "hivemind"), default="libp2p")
     commands.add_parser("partition").add_argument("--seconds", type=float, default=60.0)

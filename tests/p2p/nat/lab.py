@@ -1,15 +1,15 @@
-"""A small internet in network namespaces: a public net, and homes behind routers that translate.
+"""A small internet in network namespaces: a public net, and homes behind NAT routers.
 
 It needs root, Linux and nft.
 
-    public places ── bridge ── router of a home (NAT, stateful: nothing comes in unasked) ── the home's
+    public places ── bridge ── router of a home (stateful NAT: no unsolicited inbound packets) ── the home's
                        │       machine
                     carrier (the same, 100.64.<number>.0/24 inside) ── routers of its homes ── their machines
 
-Public addresses are 11.0.0.0/24 and 2611::/32, a /64 of it for each place. They are not reserved for
-anything, so that go-libp2p and we take them for the internet; they lead nowhere outside the namespaces. IPv6
-is routed, not translated, and nothing comes into a home unasked either. Names of namespaces begin with
-swarmd-<pid>.
+Public addresses are 11.0.0.0/24 and 2611::/32, with a /64 for each place. These ranges are not reserved for
+special use, so go-libp2p and swarmd treat them as the internet; outside the namespaces they lead nowhere.
+IPv6 is routed, not translated, and homes get no unsolicited IPv6 packets either. Names of namespaces begin
+with swarmd-<pid>.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ table ip nat {{
 
 @cache
 def missing() -> str | None:
-    """Why there can be no lab here; None if there can."""
+    """Return the reason why the lab cannot run here; None if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces take root on Linux"
     for program, package in (("ip", "iproute2"), ("nft", "nftables")):
@@ -79,19 +79,19 @@ def missing() -> str | None:
 class Place:
     """A machine in the lab."""
 
-    name: str  # of its namespace
-    address: str  # its own
+    name: str  # name of its namespace
+    address: str  # its IPv4 or IPv6 address
     python: Path  # a program that runs the interpreter in this place
 
     def run(self, *arguments: str, timeout: float = TIMEOUT_S) -> "subprocess.CompletedProcess[str]":
-        """`python -m …` here, until it ends."""
+        """Run `python -m …` in this place until it ends."""
         return subprocess.run(
             [str(self.python), "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout
         )
 
 
 class Lab:
-    """Use as a context manager: nothing is left afterwards. End the programs in it first."""
+    """The lab. As a context manager, it removes everything at the end; end the programs in it first."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._stem = folder, f"swarmd-{os.getpid()}"
@@ -101,7 +101,7 @@ class Lab:
         for bridge in ("main", "apart"):
             _ip(f"-n {self._net} link add {bridge} type bridge")
             _ip(f"-n {self._net} link set {bridge} up")
-        # This net routes the homes' IPv6 prefixes.
+        # The public net routes the homes' IPv6 prefixes.
         _ip(f"-n {self._net} addr add {_GATEWAY}/48 dev main")
         _forward(self._net)
 
@@ -111,20 +111,20 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         for line in self._lines:
             line.kill()
-            with line:  # closes its pipe and waits
+            with line:  # closes the line's pipe and waits for its end
                 pass
         for name in self._names:
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip(f"netns del {name}")
 
     def public(self, number: int, *, ipv4: bool = True) -> Place:
-        """A machine at 11.0.0.<number> and 2611:0:0:<number>::1, or at the latter alone."""
+        """Add a machine at 11.0.0.<number> and 2611:0:0:<number>::1, or only at the IPv6 address."""
         name = self._namespace(f"p{number}")
         self._plug(name, number, ipv4=ipv4)
         return self._place(name, f"11.0.0.{number}" if ipv4 else f"2611:0:0:{number}::1")
 
     def carrier(self, number: int, *, symmetric: bool = False) -> None:
-        """A carrier's NAT at 11.0.0.<number>, for homes at 100.64.<number>.0/24."""
+        """Add a carrier's NAT at 11.0.0.<number>, for homes at 100.64.<number>.0/24."""
         name = self._namespace(f"r{number}")
         self._plug(name, number)
         _ip(f"-n {name} link add lan type bridge")
@@ -144,13 +144,13 @@ class Lab:
         ipv6: bool = False,
         open6: bool = False,
     ) -> Place:
-        """A machine at 192.168.<number>.10, behind a router at 11.0.0.<number>.
+        """Add a machine at 192.168.<number>.10, behind a router at 11.0.0.<number>.
 
-        delay_ms, loss: of the line between the two, each way. forward: the TCP port that the router forwards
-        to the machine. symmetric: the router gives each connection another port; else it keeps the machine's.
-        carrier: the number of the carrier behind whose NAT the router is, at 100.64.<carrier>.<number>.
-        ipv6: the machine is also at 2611:0:1:<number>::10, behind the router's firewall. open6: which lets
-        all in.
+        delay_ms, loss: of the line between machine and router, in each direction. forward: a TCP port that
+        the router forwards to the machine. symmetric: the router uses a new port for each connection; else it
+        keeps the machine's port. carrier: the number of the carrier behind whose NAT the router is, at
+        100.64.<carrier>.<number>. ipv6: the machine is also at 2611:0:1:<number>::10, behind the router's
+        firewall. open6: this firewall lets everything through.
         """
         router, host = self._namespace(f"r{number}"), self._namespace(f"h{number}")
         inside, machine = f"192.168.{number}.1", f"192.168.{number}.10"
@@ -189,17 +189,17 @@ class Lab:
         name = f"{self._stem}-{what}"
         _ip(f"netns add {name}")
         self._names.append(name)
-        # No second's wait, on each link, for another machine with its address.
+        # Do not wait a second on each link for another machine with the same address.
         _set(name, "ipv6/conf/default/accept_dad", 0)
         _ip(f"-n {name} link set lo up")
         return name
 
     def _plug(self, name: str, number: int, *, ipv4: bool = True) -> None:
-        """Into the public net, as 11.0.0.<number> and 2611:0:0:<number>::1."""
+        """Connect a namespace to the public net, as 11.0.0.<number> and 2611:0:0:<number>::1."""
         self._plug_into(self._net, "main", name, number)
         if ipv4:
             _ip(f"-n {name} addr add 11.0.0.{number}/24 dev wan")
-            # It leads nowhere. Without it p2pd would announce no IPv4 address if IPv6 has one.
+            # This route leads nowhere. Without it, p2pd announces no IPv4 address if it has an IPv6 address.
             _ip(f"-n {name} route add default via 11.0.0.254")
         _ip(f"-n {name} addr add 2611:0:0:{number}::1/48 dev wan")
         _ip(f"-n {name} route add default via {_GATEWAY}")
@@ -233,7 +233,7 @@ class Lab:
 
 
 class BootstrapProcess:
-    """`swarmd bootstrap` at a place. Use as a context manager: it is stopped afterwards."""
+    """`swarmd bootstrap` at a place. As a context manager, it is stopped at the end."""
 
     def __init__(self, place: Place, folder: Path, engine: str) -> None:
         self.folder = folder
@@ -242,7 +242,7 @@ class BootstrapProcess:
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=own)
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            # Its own words are on standard error
+            # The program's message is on standard error.
             raise RuntimeError(f"it ended: exit code {self._process.wait()}")
         said = json.loads(line)
         self.topic = str(said["swarm"]["topics"][0])
@@ -260,7 +260,7 @@ class BootstrapProcess:
 def _translate(
     router: str, symmetric: bool, *, forward: int | None = None, machine: str = "", open6: bool = False
 ) -> None:
-    """Make a router of this namespace, with NAT for IPv4 and a firewall."""
+    """Turn a namespace into a router with NAT for IPv4 and a firewall."""
     _forward(router)
     let_in = f'iifname "wan" tcp dport {forward} accept' if forward is not None else ""
     if open6:

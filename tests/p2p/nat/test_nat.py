@@ -1,6 +1,4 @@
-"""Nodes behind home routers connect, shown with real processes in a small internet of network namespaces
-(`tests.p2p.nat.lab`).
-"""
+"""Nodes behind home routers connect: real processes in a small internet of namespaces (tests.p2p.nat.lab)."""
 
 import subprocess
 import time
@@ -33,7 +31,7 @@ def net(tmp_path: Path) -> Iterator[Net]:
 
 @pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
 def test_two_nodes_behind_nat_exchange_frames_and_blobs(net: Net, engine: str) -> None:
-    """One is behind two routers that translate, the home's and the carrier's."""
+    """One node is behind two NATs, the home's and the carrier's."""
     net.bootstrap(engine)
     since = time.monotonic()
     net.lab.carrier(20)
@@ -44,27 +42,29 @@ def test_two_nodes_behind_nat_exchange_frames_and_blobs(net: Net, engine: str) -
     outside = net.probe(net.lab.public(4), engine)
     for probe in (author, asker, outside):
         probe.wait_for_peers(1, SECONDS)
-    assert asker.peer_id not in author.peers(), "they cannot be connected yet: heard frames are passed on"
+    assert asker.peer_id not in author.peers(), (
+        "the nodes are connected, but their frames should have been forwarded"
+    )
     exchange([author, asker, outside], 5)
 
     author.order(hold=30_000)
     held = author.wait(lambda: author.last("held"), SECONDS)
     while (got := obtain(asker, held, [author.peer_id]))["bytes"] is None:
-        assert time.monotonic() - since < 2 * SECONDS, "no relay took the author in"
+        assert time.monotonic() - since < 2 * SECONDS, "no relay gave the author a reservation"
         time.sleep(0.5)
     print(
         f"{engine}: through the relay {time.monotonic() - since:.0f} s after the start, in"
         f" {got['seconds'] * 1000:.0f} ms"
     )
 
-    if engine == "libp2p":  # p2pd takes four other nodes who tell it its public address
+    if engine == "libp2p":  # p2pd needs four other nodes that report its public address
         author.wait(lambda: asker.peer_id in author.peers(), SECONDS)
         print(f"{engine}: connected without the relay {time.monotonic() - since:.0f} s after the start")
 
     author.order(hold=20_000)
     held = author.wait(lambda: author.last("held")["size"] == 20_000 and author.last("held"), SECONDS)
     outside.wait(lambda: author.peer_id in outside.peers(), SECONDS)
-    # Over the connection that the author made itself
+    # Over the connection that the author opened.
     assert obtain(outside, held, [author.peer_id])["bytes"] == 20_000
     asker.wait(lambda: outside.peer_id in asker.peers(), SECONDS)
     got = obtain(asker, held, [outside.peer_id])
@@ -75,8 +75,8 @@ def test_two_nodes_behind_nat_exchange_frames_and_blobs(net: Net, engine: str) -
     assert got["bytes"] == 20_000
 
 
-def test_ipv6_reaches_nodes_that_ipv4_does_not(net: Net) -> None:
-    """A machine without IPv4, one without IPv6, and homes with both, which no hole leads into by IPv4."""
+def test_ipv6_reaches_nodes_that_ipv4_cannot(net: Net) -> None:
+    """One machine has no IPv4, one has no IPv6, and the homes have both but cannot punch IPv4 holes."""
     net.bootstrap("libp2p")
     six = net.probe(net.lab.public(4, ipv4=False), "libp2p")
     opened = net.probe(net.lab.home(2, ipv6=True, open6=True), "libp2p")
@@ -90,7 +90,7 @@ def test_ipv6_reaches_nodes_that_ipv4_does_not(net: Net) -> None:
         author.order(hold=30_000)
         held = author.wait(lambda author=author: author.last("held"), SECONDS)
         while obtain(asker, held, [author.peer_id])["bytes"] is None:
-            assert time.monotonic() - since < 2 * SECONDS, "no relay took the author in"
+            assert time.monotonic() - since < 2 * SECONDS, "no relay gave the author a reservation"
             time.sleep(0.5)
     print(f"all through relays {time.monotonic() - since:.0f} s after the start")
     one.wait(lambda: two.peer_id in one.peers(), SECONDS)
@@ -99,10 +99,10 @@ def test_ipv6_reaches_nodes_that_ipv4_does_not(net: Net) -> None:
 
 
 @pytest.mark.p2pd
-def test_the_doctor_says_who_can_be_reached(net: Net, tmp_path: Path) -> None:
-    """Both engines dial back for each other.
+def test_the_doctor_says_which_nodes_can_be_reached(net: Net, tmp_path: Path) -> None:
+    """Nodes of both engines dial back for each other.
 
-    The bootstrap node runs, and is asked through its control API.
+    The bootstrap node is running, so it is asked through its control API.
     """
     boot = net.bootstrap("libp2p")
     member = net.probe(net.lab.public(4), "hivemind")
@@ -153,15 +153,15 @@ def test_the_doctor_says_who_can_be_reached(net: Net, tmp_path: Path) -> None:
 
 
 @pytest.mark.p2pd
-def test_a_partitioned_swarm_heals_soon(net: Net) -> None:
-    """Half of the nodes behind a cut for 10 s, in a swarm of both engines; each half goes on by itself."""
+def test_a_partitioned_swarm_reconnects_soon(net: Net) -> None:
+    """In a swarm of both engines, the halves are cut apart for 10 s and each continues."""
     seconds, before = cut_and_heal(net, CUT)
     print(f"all hear all {seconds:.1f} s after the cut was healed; two frames took {before:.1f} s before")
-    assert seconds < 120 + 4 * before  # within 30 on an idle machine
+    assert seconds < 120 + 4 * before  # within 30 s on an idle machine
 
 
-def test_every_frame_arrives_over_a_bad_line(net: Net) -> None:
-    """60 ms each way and 2 % of all packets lost, on the lines of two homes."""
+def test_every_frame_arrives_over_a_lossy_line(net: Net) -> None:
+    """The lines of two homes have 60 ms delay each way and lose 2 % of all packets."""
     net.bootstrap("libp2p")
     probes = [net.probe(net.lab.home(number, delay_ms=60, loss=0.02), "libp2p") for number in (2, 3)]
     probes.append(net.probe(net.lab.public(4), "libp2p"))
@@ -178,8 +178,8 @@ def test_every_frame_arrives_over_a_bad_line(net: Net) -> None:
 
 
 @pytest.mark.p2pd
-def test_two_on_one_network_find_each_other_without_an_address(net: Net, tmp_path: Path) -> None:
-    """One of each engine: both share the code that announces and listens."""
+def test_two_nodes_on_one_network_find_each_other_without_an_address(net: Net, tmp_path: Path) -> None:
+    """There is a node of each engine; both use the same code to announce and listen."""
     with ExitStack() as stack:
         engines = {4: "libp2p", 5: "hivemind"}
         nodes = [

@@ -1,10 +1,10 @@
 """A line with delay and loss, as a program.
 
-Two TUN devices: a packet that goes into one comes out of the other later, or never.
+It is made of two TUN devices: a packet that goes into one device comes out of the other later, or never.
 
-For kernels without netem. Run it as root: `python -m tests.p2p.nat.tunpair NS_A ADDRESS_A NS_B ADDRESS_B
---delay-ms D --loss P`. It says "up" when both ends are, and lives until it is killed, which takes the devices
-along.
+It is for kernels without netem. Run it as root: `python -m tests.p2p.nat.tunpair NS_A ADDRESS_A NS_B
+ADDRESS_B --delay-ms D --loss P`. It prints "up" when both ends are up, and runs until it is killed, which
+also removes the devices.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MAX_PACKET = 65536
 
 
 def device(name: str, namespace: str, address: str, other: str) -> int:
-    """A TUN device in this namespace, point to point; its file descriptor."""
+    """Create a point-to-point TUN device in this namespace; return its file descriptor."""
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
     for command in (
@@ -38,7 +38,7 @@ def device(name: str, namespace: str, address: str, other: str) -> int:
 
 
 def carry(ends: tuple[int, int], delay: float, loss: float, rng: random.Random) -> None:
-    """For ever. delay: seconds each way."""
+    """Carry packets between the ends for ever. delay: seconds in each direction."""
     under_way: list[tuple[float, int, int, bytes]] = []  # time of arrival, number, device, packet
     numbers = itertools.count()
     while True:
@@ -53,7 +53,7 @@ def carry(ends: tuple[int, int], delay: float, loss: float, rng: random.Random) 
                         heapq.heappush(under_way, (time.monotonic() + delay, next(numbers), there, packet))
         while under_way and under_way[0][0] <= time.monotonic():
             _, _, there, packet = heapq.heappop(under_way)
-            # The other end's queue is full, or the device is down: so is the packet
+            # If the other end's queue is full or the device is down, the packet is lost.
             with contextlib.suppress(OSError):
                 os.write(there, packet)
 
@@ -63,7 +63,7 @@ def main() -> None:
     for name in ("namespace_a", "address_a", "namespace_b", "address_b"):
         parser.add_argument(name)
     parser.add_argument("--delay-ms", type=float, default=0.0, help="each way")
-    parser.add_argument("--loss", type=float, default=0.0, help="share of packets, each way")
+    parser.add_argument("--loss", type=float, default=0.0, help="share of packets lost in each direction")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     stem = f"sw{os.getpid() % 10**8}"

@@ -1,6 +1,6 @@
 """The address book: buckets, network groups and the file.
 
-One attacker with many addresses of a kind fills only a part of it.
+An attacker with many addresses of one network group can fill only a part of the book.
 """
 
 import json
@@ -48,18 +48,18 @@ def tried(book: AddressBook) -> int:
 
 
 def at(group: int, host: int = 1) -> str:
-    """An address in a network group of that number."""
+    """Return an address in the network group with this number."""
     return f"/ip4/{11 + group // 256}.{group % 256}.{host // 256}.{host % 256}/tcp/4001"
 
 
 def know(book: AddressBook, count: int) -> None:
-    """Peers, each in a different group, named to us by other peers in as many groups."""
+    """Add peers, each in a different group, and each named by a different peer of yet another group."""
     for n in range(count):
         book.add(peer(n), [at(n)], NOW, source=f"{n}")
 
 
 def dial(book: AddressBook, who: PeerId, now: float = NOW) -> None:
-    """Record that we reached the peer, and that it is in our swarm."""
+    """Record that the peer was reached, and that it is in the swarm."""
     book.succeeded(who, book[who].addresses[0], now)
     book.met(who, now)
 
@@ -90,11 +90,11 @@ def book() -> AddressBook:
         *((host, None) for host in ("224.0.0.1", "255.255.255.255", "0.0.0.0", "::", "ff02::1", "x", "")),
     ],
 )  # fmt: skip
-def test_network_groups(host: str, group: str | None) -> None:
+def test_addresses_belong_to_their_network_groups(host: str, group: str | None) -> None:
     assert group_of_host(host) == group
 
 
-def test_groups_of_addresses() -> None:
+def test_peer_addresses_belong_to_their_network_groups() -> None:
     assert (
         group_of("/ip4/203.0.113.7/tcp/1") == "203.0"
         and group_of("/dns4/example.org/tcp/1") == NAME
@@ -107,23 +107,23 @@ def test_groups_of_addresses() -> None:
     )
 
 
-def test_a_peer_that_is_connected_for_long_is_not_taken_for_gone(book: AddressBook) -> None:
+def test_a_peer_that_stays_connected_is_not_treated_as_gone(book: AddressBook) -> None:
     know(book, 1)
     dial(book, peer(0))
     book.still_connected([peer(0), peer(1)], NOW + 40 * DAY)
     assert not book[peer(0)].terrible(NOW + 40 * DAY) and peer(1) not in book
     book.changed = False
     book.still_connected([peer(0)], NOW + 40 * DAY + 60)
-    assert not book.changed, "hourly is enough"
+    assert not book.changed, "the time was recorded more often than hourly"
 
 
-def test_one_group_of_tellers_reaches_a_part_of_the_book(book: AddressBook) -> None:
+def test_peers_of_one_group_can_add_addresses_to_only_a_part_of_the_book(book: AddressBook) -> None:
     for n in range(5000):
         book.add(peer(n), [at(n)], NOW, teller=peer(10_000 + n % 200), source="66.1")
     assert SIZE < len(book) <= NEW_REACH * SIZE
 
 
-def test_one_group_has_few_places_regardless_of_the_source(book: AddressBook) -> None:
+def test_addresses_of_one_group_have_few_places_whatever_the_source(book: AddressBook) -> None:
     for n in range(400):
         book.add(peer(n), [at(7, n)], NOW, source="66.1")
     assert len(book) == SHARE
@@ -132,7 +132,7 @@ def test_one_group_has_few_places_regardless_of_the_source(book: AddressBook) ->
     assert SHARE < len(book) <= 2 * SHARE
 
 
-def test_a_swarm_on_a_local_network_fits(book: AddressBook) -> None:
+def test_a_swarm_on_a_local_network_fits_into_the_book(book: AddressBook) -> None:
     for n in range(30):
         book.add(peer(n), [f"/ip4/192.168.1.{n}/tcp/4001"], NOW, source=LOCAL)
     assert len(book) == 30
@@ -141,7 +141,7 @@ def test_a_swarm_on_a_local_network_fits(book: AddressBook) -> None:
     assert len(book) <= LOCAL_REACH * SIZE
 
 
-def test_another_key_makes_other_groups() -> None:
+def test_another_secret_key_gives_other_buckets() -> None:
     together = []
     for key in (KEY, KEY[::-1]):
         book = AddressBook(ME, key)
@@ -152,23 +152,23 @@ def test_another_key_makes_other_groups() -> None:
     assert len(together[0]) > 30 and len(together[0] & together[1]) < 3
 
 
-def test_a_teller_of_too_many_addresses_is_ignored(book: AddressBook) -> None:
+def test_addresses_from_a_peer_that_reports_too_many_are_ignored(book: AddressBook) -> None:
     def tell(start: int, now: float, teller: PeerId) -> int:
         before = len(book)
         for n in range(start, start + 500):
             book.add(
                 peer(n), [at(n)], now, teller=teller, source=f"{n}"
-            )  # different sources, so that no bucket is full
+            )  # from different sources, so that no bucket fills
         return len(book) - before
 
     told = [tell(0, NOW, peer(9000)), tell(500, NOW + 100, peer(9000)), tell(1000, NOW + 100, peer(9001))]
     assert told == [TOLD_AT_ONCE, 10, TOLD_AT_ONCE]
-    assert tell(2000, NOW, peer(9001)) == 0  # a clock that goes back earns no tokens
-    book.add(peer(0), [at(1)], NOW, teller=peer(9000))  # a peer that we know needs no token
+    assert tell(2000, NOW, peer(9001)) == 0  # a clock set back gives no tokens
+    book.add(peer(0), [at(1)], NOW, teller=peer(9000))  # a known peer needs no token
     assert book[peer(0)].addresses == [at(0), at(1)]
 
 
-def test_a_peers_own_addresses_count_for_more_than_hearsay(book: AddressBook) -> None:
+def test_addresses_from_the_peer_itself_replace_those_from_other_peers(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW, teller=peer(9))
     for n in range(2, 30):
         book.add(peer(1), [at(n)], NOW, teller=peer(9))
@@ -180,15 +180,15 @@ def test_a_peers_own_addresses_count_for_more_than_hearsay(book: AddressBook) ->
     assert book[peer(1)].addresses == [
         at(51),
         at(50),
-    ]  # the peer answers, so other peers' addresses of it are not taken
+    ]  # the peer answered, so addresses from other peers are ignored
     book.add(peer(1), [at(61)], NOW)
-    assert book[peer(1)].addresses == [at(51), at(61)]  # the address at which we reached it stays
+    assert book[peer(1)].addresses == [at(51), at(61)]  # the address that worked is kept
 
 
 def test_private_addresses_from_distant_tellers_are_dropped(book: AddressBook) -> None:
     """Otherwise this node would look up such names, and dial its own loopback.
 
-    Private networks come last, as they seldom are our network.
+    Private networks come last, because they are rarely this node's network.
     """
     said = [
         "/ip4/127.0.0.1/tcp/1",
@@ -218,7 +218,7 @@ def test_private_addresses_from_distant_tellers_are_dropped(book: AddressBook) -
     assert peer(3) not in book and ME not in book
 
 
-def test_groups_are_drawn_not_peers(book: AddressBook) -> None:
+def test_candidates_are_drawn_by_group(book: AddressBook) -> None:
     for n in range(64):
         book.add(peer(n), [at(1, n)], NOW, source=f"{n}")
     for n in range(4):
@@ -235,7 +235,7 @@ def test_groups_are_drawn_not_peers(book: AddressBook) -> None:
     assert others == {at(2 + n) for n in range(4)}
 
 
-def test_a_peer_is_dialled_in_one_group_at_a_time_and_then_in_the_next(book: AddressBook) -> None:
+def test_addresses_of_a_peer_are_dialled_one_group_at_a_time(book: AddressBook) -> None:
     book.add(peer(1), [at(1), at(2), at(1, 9)], NOW)
     assert book.candidates(NOW, random.Random(0)) == [(peer(1), [at(1), at(1, 9)])]
     assert book.candidates(NOW, random.Random(0), avoid={group_of(at(1)) or ""}) == [(peer(1), [at(2)])]
@@ -243,7 +243,7 @@ def test_a_peer_is_dialled_in_one_group_at_a_time_and_then_in_the_next(book: Add
     assert book.candidates(NOW + 2, random.Random(0)) == [(peer(1), [at(2)])]
 
 
-def test_those_reached_before_come_first(book: AddressBook) -> None:
+def test_peers_that_were_reached_before_come_first(book: AddressBook) -> None:
     know(book, 40)
     for n in range(4):
         dial(book, peer(n))
@@ -264,7 +264,7 @@ def test_a_peer_that_dialled_us_does_not_count_as_reached(book: AddressBook) -> 
     assert tried(book) == 1
 
 
-def test_candidates_come_in_seeded_order_and_only_when_due(book: AddressBook) -> None:
+def test_candidates_are_due_and_in_seeded_order(book: AddressBook) -> None:
     for n in range(20):
         book.add(peer(n), [at(n)], NOW)
     orders = [[who for who, _ in book.candidates(NOW, random.Random(seed))] for seed in (1, 1, 2)]
@@ -277,7 +277,7 @@ def test_candidates_come_in_seeded_order_and_only_when_due(book: AddressBook) ->
     assert peer(1) not in dict(book.candidates(NOW, random.Random(1), without={peer(1)}))
 
 
-def test_a_clock_that_is_set_back_keeps_nobody_from_being_dialled(book: AddressBook) -> None:
+def test_a_clock_set_back_does_not_keep_peers_from_being_dialled(book: AddressBook) -> None:
     pin(book, peer(1), at(1))
     book.add(peer(2), [at(2)], NOW)
     for who in (peer(1), peer(2)):
@@ -288,7 +288,7 @@ def test_a_clock_that_is_set_back_keeps_nobody_from_being_dialled(book: AddressB
     }
 
 
-def test_an_id_that_no_member_has_costs_no_file(book: AddressBook) -> None:
+def test_an_id_of_another_key_type_does_not_break_the_file(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     for name in (
         "5T",
@@ -301,7 +301,7 @@ def test_an_id_that_no_member_has_costs_no_file(book: AddressBook) -> None:
     assert peer(1) in again
 
 
-def test_waits_grow_and_stay_short_for_peers_seen_lately(book: AddressBook) -> None:
+def test_waits_grow_but_stay_short_for_recently_seen_peers(book: AddressBook) -> None:
     pin(book, peer(1), at(1))
     book.add(peer(2), [at(2)], NOW - 10_000)
 
@@ -313,13 +313,13 @@ def test_waits_grow_and_stay_short_for_peers_seen_lately(book: AddressBook) -> N
             start += found[-1]
         return found
 
-    assert waits(peer(1), NOW) == [1, 2, 4] + [8] * 9  # retry soon, because a bootstrap node may be starting
+    assert waits(peer(1), NOW) == [1, 2, 4] + [8] * 9  # short waits, because a bootstrap node may be starting
     assert waits(peer(2), NOW)[-1] == 300
     book.lost(peer(2), NOW)
     assert book[peer(2)].due(NOW) == 0 and waits(peer(2), NOW)[3:8] == [8] * 5
 
 
-def test_peers_that_never_answer_go_and_our_outage_removes_nobody(book: AddressBook) -> None:
+def test_peers_that_never_answer_are_removed_unless_the_node_was_offline(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     book.add(peer(2), [at(2)], NOW)
     for hour in range(1, 30):  # no peer answers, so this node is offline
@@ -345,10 +345,10 @@ def test_a_reached_peer_is_kept_through_a_week_of_failures(book: AddressBook) ->
     assert 7 * 24 < hours <= 7 * 24 + 4
 
 
-def test_a_peer_reached_while_the_clock_was_far_ahead_is_kept_no_longer_than_the_rest(
+def test_a_peer_reached_while_the_clock_was_far_ahead_is_not_kept_longer(
     book: AddressBook,
 ) -> None:
-    """Otherwise the peer would be dialled every few seconds until the clock caught up, and keep its place."""
+    """Otherwise the peer would keep its place and be dialled all the time until the clock catches up."""
     for n in (1, 2):
         book.add(peer(n), [at(n)], NOW + 3650 * DAY)
         dial(book, peer(n), NOW + 3650 * DAY)
@@ -360,7 +360,7 @@ def test_a_peer_reached_while_the_clock_was_far_ahead_is_kept_no_longer_than_the
     assert peer(1) not in again and peer(2) in again
 
 
-def test_old_entries_give_way_to_new_ones(book: AddressBook) -> None:
+def test_new_entries_replace_old_entries(book: AddressBook) -> None:
     book.add(peer(1), [at(1)], NOW)
     assert book.candidates(NOW + 29 * DAY, random.Random(0)) and not book.candidates(
         NOW + 31 * DAY, random.Random(0)
@@ -373,7 +373,7 @@ def test_old_entries_give_way_to_new_ones(book: AddressBook) -> None:
     assert peer(20) in book
 
 
-def test_a_tried_place_goes_only_to_a_peer_whose_holder_is_gone(book: AddressBook) -> None:
+def test_a_tried_peers_place_is_given_away_only_if_the_peer_is_gone(book: AddressBook) -> None:
     for n in range(SHARE + 1):
         book.add(peer(n), [at(1, n)], NOW + n, source=f"{n}")
         dial(book, peer(n), NOW + n)
@@ -384,8 +384,8 @@ def test_a_tried_place_goes_only_to_a_peer_whose_holder_is_gone(book: AddressBoo
     assert book[peer(SHARE)].tried and tried(book) == SHARE and peer(0) not in book
 
 
-def test_peers_of_a_group_that_are_gone_keep_no_newcomer_out(book: AddressBook) -> None:
-    """All machines of a campus have addresses of one group."""
+def test_gone_peers_of_a_group_do_not_keep_newcomers_out(book: AddressBook) -> None:
+    """All machines of a campus have addresses in one group."""
     for n in range(2 * SHARE):
         book.add(peer(n), [at(5, n)], NOW, source="66.1")
         dial(book, peer(n))
@@ -400,7 +400,7 @@ def test_peers_of_a_group_that_are_gone_keep_no_newcomer_out(book: AddressBook) 
     assert len(book) == 2 * SHARE + 1 and all(peer(n) not in book for n in range(2 * SHARE))
 
 
-def test_a_feeler_goes_to_one_that_was_never_reached(book: AddressBook) -> None:
+def test_a_feeler_dials_a_peer_that_was_never_reached(book: AddressBook) -> None:
     assert book.feeler(NOW, random.Random(0)) is None
     know(book, 10)
     for n in range(9):
@@ -409,8 +409,8 @@ def test_a_feeler_goes_to_one_that_was_never_reached(book: AddressBook) -> None:
     assert book.feeler(NOW, random.Random(0), without={peer(9)}) is None
 
 
-def test_of_those_never_reached_half_are_drawn_from_visitors(book: AddressBook) -> None:
-    """One liar tells of a hundred groups; two peers come and tell their addresses."""
+def test_half_of_the_unreached_candidates_are_peers_that_dialled_the_node(book: AddressBook) -> None:
+    """One peer names addresses in a hundred groups; two other peers connect and state their addresses."""
     for n in range(30):
         book.add(peer(n), [at(n)], NOW, teller=peer(99), source="66.1")
     for n in (200, 201):
@@ -423,7 +423,7 @@ def test_of_those_never_reached_half_are_drawn_from_visitors(book: AddressBook) 
     assert 0.5 < drawn[True] / 400 < 0.85
 
 
-def test_a_stranger_is_forgotten_unless_the_operator_named_it(book: AddressBook) -> None:
+def test_a_peer_of_another_swarm_is_removed_unless_the_operator_named_it(book: AddressBook) -> None:
     pin(book, peer(1), at(1))
     book.add(peer(2), [at(2)], NOW)
     for who in (peer(1), peer(2), peer(3)):
@@ -470,7 +470,7 @@ def play(book: AddressBook, steps: list[Step]) -> float:
 
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(STEPS)
-def test_the_bounds_hold_under_any_sequence_of_events(steps: list[Step]) -> None:
+def test_the_limits_hold_after_any_sequence_of_events(steps: list[Step]) -> None:
     book = AddressBook(ME, KEY)
     now = play(book, steps)
     everybody = book.candidates(now + 400, random.Random(0))
@@ -498,7 +498,7 @@ def test_the_bounds_hold_under_any_sequence_of_events(steps: list[Step]) -> None
     assert again._tables.key == KEY
 
 
-def test_the_file_keeps_peers(book: AddressBook, tmp_path: Path) -> None:
+def test_peers_are_restored_from_the_file(book: AddressBook, tmp_path: Path) -> None:
     path = tmp_path / "peers.json"
     for n in range(60):
         book.add(peer(n), [at(n), at(n, 9)], NOW + n, teller=peer(99), source=f"{n % 7}")
@@ -518,7 +518,7 @@ def test_the_file_keeps_peers(book: AddressBook, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dated, now", [(315_532_800.0, NOW), (NOW, 0.0)])
-def test_a_copy_without_its_date_and_a_clock_that_is_not_set_cost_no_peer(
+def test_a_wrong_file_date_or_clock_loses_no_peer(
     book: AddressBook, tmp_path: Path, dated: float, now: float
 ) -> None:
     path = tmp_path / "peers.json"
@@ -529,7 +529,7 @@ def test_a_copy_without_its_date_and_a_clock_that_is_not_set_cost_no_peer(
     assert not again[peer(1)].terrible(NOW + DAY)
 
 
-async def test_the_network_does_not_wait_for_the_disk_and_loses_no_change(
+async def test_saving_blocks_no_other_task_and_loses_no_change(
     book: AddressBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, told, go_on = tmp_path / "peers.json", threading.Event(), threading.Event()
@@ -554,7 +554,7 @@ async def test_the_network_does_not_wait_for_the_disk_and_loses_no_change(
     assert set(json.loads(path.read_text())["peers"]) == {peer(1), peer(2)}
 
 
-def test_a_folder_that_cannot_be_written_is_told_once(
+def test_an_unwritable_folder_is_reported_once(
     book: AddressBook, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "peers"
@@ -575,7 +575,7 @@ def test_a_folder_that_cannot_be_written_is_told_once(
 
 
 def test_a_former_bootstrap_peer_is_an_ordinary_peer(book: AddressBook) -> None:
-    """No peer may have named it since, so it counts as old as the file."""
+    """No peer has named it since the file was written, so its age is the file's."""
     pin(book, peer(1), at(1))
     again = AddressBook(ME, KEY)
     again.restore(book.dump(), NOW)
@@ -620,7 +620,7 @@ def test_a_damaged_file_is_set_aside(
     assert "was damaged" in caplog.text and "peers must be found again" in caplog.text
 
 
-def test_the_largest_book_can_be_read_again() -> None:
+def test_the_file_of_the_largest_book_can_be_read() -> None:
     long = [
         f"/ip6/ffff:ffff:ffff:ffff:ffff:ffff:ffff:{n:x}/tcp/65535"
         for n in range(0x1000, 0x1000 + MAX_ADDRESSES)
@@ -637,4 +637,4 @@ def test_the_largest_book_can_be_read_again() -> None:
     assert len(content) < MAX_FILE_BYTES
     again = AddressBook(ME, KEY)
     again.restore(content, NOW)
-    assert 0 < len(again) < MAX_PEERS  # all peers are of one group
+    assert 0 < len(again) < MAX_PEERS  # not all, because the peers are of one group

@@ -1,6 +1,6 @@
 """Dial-back and the partial Noise handshake.
 
-It tests which addresses are dialled, how often, and which proofs are accepted.
+The tests check which addresses are dialled, how often, and which proofs are accepted.
 """
 
 import ipaddress
@@ -45,7 +45,7 @@ HOME = "/ip4/11.0.0.2/tcp/40123"
 
 
 class World:
-    """A member that is asked, all its connected peers, and its dials."""
+    """A member that is asked to dial back, its connected peers, and a record of its dials."""
 
     def __init__(
         self, addresses: dict[PeerId, str], behind: Callable[[str, int], PeerId | Exception]
@@ -64,7 +64,7 @@ class World:
         return found
 
     async def asks(self, port: int, peer: PeerId = ASKER) -> DialBackReply | None:
-        """The final outcome of a dial-back."""
+        """Ask for a dial-back; return its final outcome."""
         while (
             said := answered(self.dial_back(peer, question(port)))
         ) is not None and said.outcome is Outcome.TRYING:
@@ -83,12 +83,12 @@ async def outcome(world: World, port: int = 4001, peer: PeerId = ASKER) -> Outco
 
 
 @pytest.mark.parametrize("there", [ASKER, OTHER, NoPeer("no answer"), NoPeer("a web server")])
-async def test_only_an_answer_with_the_askers_key_counts_as_reached(
+async def test_only_an_answer_with_the_requesters_key_counts_as_reached(
     there: PeerId | Exception,
 ) -> None:
     world = World({ASKER: HOME}, lambda host, port: there)
     assert await outcome(world) is (Outcome.REACHED if there == ASKER else Outcome.NOT_REACHED)
-    assert world.dialled == [("11.0.0.2", 4001)]  # the connection's address, the port that was asked for
+    assert world.dialled == [("11.0.0.2", 4001)]  # the address of the connection, with the requested port
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ async def test_only_an_answer_with_the_askers_key_counts_as_reached(
         (HOME, 1023),
     ],
 )
-async def test_dial_backs_probe_no_third_party(address: str, port: int) -> None:
+async def test_dial_backs_cannot_probe_a_third_party(address: str, port: int) -> None:
     world = World({ASKER: address}, lambda host, port: ASKER)
     assert await outcome(world, port) is Outcome.REFUSED
-    assert await outcome(world, 4001, OTHER) is Outcome.REFUSED  # the peer that is not connected
+    assert await outcome(world, 4001, OTHER) is Outcome.REFUSED  # OTHER is not connected
     assert world.dialled == []
 
 
-async def test_a_peer_is_dialled_seldom_and_all_together_too(nursery: trio.Nursery) -> None:
+async def test_dials_of_one_peer_and_of_all_peers_are_limited(nursery: trio.Nursery) -> None:
     peers = [Identity(bytes([n]) * 32).peer_id for n in range(2, 22)]
     world = World(
         {ASKER: HOME} | {peer: f"/ip4/11.1.0.{n}/tcp/1" for n, peer in enumerate(peers)},
@@ -122,7 +122,7 @@ async def test_a_peer_is_dialled_seldom_and_all_together_too(nursery: trio.Nurse
         Outcome.REFUSED
     ] * (10 - PORTS)
     await world.asks(5000)
-    assert len(world.dialled) == PORTS  # known results are told again
+    assert len(world.dialled) == PORTS  # known results are repeated without a dial
     for peer in peers:
         await world.asks(4001, peer)
     assert len(world.dialled) == DIALS_AT_ONCE
@@ -130,7 +130,7 @@ async def test_a_peer_is_dialled_seldom_and_all_together_too(nursery: trio.Nurse
     assert (await world.asks(5009)) == DialBackReply(Outcome.NOT_REACHED, seen_at(world.peers[0]))
 
 
-async def test_nothing_is_dialled_before_or_after_it_runs() -> None:
+async def test_nothing_is_dialled_unless_the_service_runs() -> None:
     world = World({ASKER: HOME}, lambda host, port: ASKER)
     for _ in range(2):
         assert world.dial_back(ASKER, question(4001)) == bytes([Outcome.REFUSED, 11, 0, 0, 2])
@@ -138,9 +138,9 @@ async def test_nothing_is_dialled_before_or_after_it_runs() -> None:
             ended.cancel()
             await world.dial_back.run()
     assert str(seen_at(Peer(ASKER, "/ip6/::ffff:11.0.0.2/tcp/1", "inbound", 0.0))) == "11.0.0.2"
-    for message in (b"", b"\3", b"\3\1", b"\3\1\2\3", b"\1\x0f\xa1"):  # no question that we asked
+    for message in (b"", b"\3", b"\3\1", b"\3\1\2\3", b"\1\x0f\xa1"):  # not valid questions
         assert world.dial_back(ASKER, message) == b""
-    for message in (b"", b"\x04", b"\xff\1\2\3\4", b"\2\1\2\3", b"\2" + bytes(18)):  # no answer
+    for message in (b"", b"\x04", b"\xff\1\2\3\4", b"\2\1\2\3", b"\2" + bytes(18)):  # not valid answers
         assert answered(message) is None
 
 
@@ -148,24 +148,24 @@ async def test_nothing_is_dialled_before_or_after_it_runs() -> None:
     "said, reachable",
     [
         ([(Outcome.NOT_REACHED, "11.0.0.2"), (Outcome.REACHED, "11.0.0.2")], True),
-        # The second is on our own network
+        # The second member is on the node's network.
         ([(Outcome.NOT_REACHED, "11.0.0.2"), (Outcome.REACHED, "192.168.2.10")], False),
         ([(Outcome.REFUSED, "11.0.0.2"), (Outcome.REACHED, None)], None),
-        # Members without IPv6 cannot dial the first
+        # Members without IPv6 cannot dial the first address.
         ([(Outcome.REACHED, "2611::2"), (Outcome.NOT_REACHED, "11.0.0.2")], False),
         ([(Outcome.REACHED, "2611::2")], False),
         ([(Outcome.NOT_REACHED, "2611::2"), (Outcome.REACHED, "11.0.0.2")], True),
     ],
 )
-def test_only_members_outside_our_network_can_tell(
+def test_only_members_outside_the_nodes_network_can_tell_if_it_is_reachable(
     said: list[tuple[Outcome, str | None]], reachable: bool | None
 ) -> None:
     replies = [DialBackReply(outcome, ipaddress.ip_address(seen) if seen else None) for outcome, seen in said]
     assert can_be_dialled(replies) is reachable
 
 
-def test_members_of_both_families_dial_back_distant_ones_first() -> None:
-    """Then those that we dialled; a relay's address is not the member's."""
+def test_ipv4_and_ipv6_members_are_asked_to_dial_back_distant_members_first() -> None:
+    """Dialled members come next. The address of a member behind a relay does not count."""
     met = {
         "near": ("/ip4/192.168.2.10/tcp/4001", "outbound"),
         "far": ("/ip4/11.0.0.2/tcp/40123", "inbound"),
@@ -193,12 +193,12 @@ async def test_members_dial_each_other_back() -> None:
             members[0].engine.request, {members[1].identity.peer_id: 4001, OTHER: 4001}
         )
         nursery.cancel_scope.cancel()
-    # In memory there are no addresses, so it will not be tried; the other is not there at all.
+    # In memory there are no addresses, so one member refuses; the other is not connected.
     assert verdicts == {members[1].identity.peer_id: DialBackReply(Outcome.REFUSED, None)}
 
 
 async def knocked_at(*said: bytes) -> PeerId:
-    """Knock at a server that says this, and hangs up."""
+    """Probe a server that sends this and hangs up; return the outcome."""
 
     async def serve(stream: trio.SocketStream) -> None:
         for part in said:
@@ -228,35 +228,35 @@ CHOSEN = b"\x13/multistream/1.0.0\n\x07/noise\n"
     [
         ([], "hung up"),
         ([b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100)], "does not speak"),
-        ([b"\x13/multistream/1.0.0\n\x03na\n" + bytes(100)], "does not speak"),  # no Noise
+        ([b"\x13/multistream/1.0.0\n\x03na\n" + bytes(100)], "does not speak"),  # Noise is not supported
         ([CHOSEN], "hung up"),
         ([CHOSEN, b"\x00\x00"], "too short"),
         ([CHOSEN, b"\xff\xff" + bytes(65535)], "too long"),
-        ([CHOSEN, b"\x00\x60" + bytes(96)], "proves no peer id"),  # a key of low order
+        ([CHOSEN, b"\x00\x60" + bytes(96)], "proves no peer id"),  # a key of small order
         ([CHOSEN, b"\x00\x70" + random.Random(0).randbytes(112)], "proves no peer id"),
     ],
 )
-async def test_a_listener_without_a_proof_is_a_stranger(said: list[bytes], why: str) -> None:
+async def test_a_listener_without_a_proof_is_not_the_peer(said: list[bytes], why: str) -> None:
     with pytest.raises(NoPeer, match=why):
         await knocked_at(*said)
 
 
 @pytest.mark.net
-async def test_nobody_listens_at_the_address() -> None:
+async def test_an_address_without_a_listener_is_reported() -> None:
     with pytest.raises(NoPeer) as error:
         await knock("127.0.0.1", 1)
     assert "nothing listens" in str(error.value)
 
 
 @pytest.mark.net
-async def test_a_listener_that_says_nothing(nursery: trio.Nursery) -> None:
+async def test_a_silent_listener_is_reported(nursery: trio.Nursery) -> None:
     listeners = await nursery.start(trio.serve_tcp, lambda stream: trio.sleep_forever(), 0)
     with pytest.raises(NoPeer):
         await knock("127.0.0.1", listeners[0].socket.getsockname()[1], patience=0.2)
 
 
 class Responder:
-    """The other half of Noise XX, as far as its one message."""
+    """The responder of Noise XX, up to its one message."""
 
     def __init__(self, first: bytes) -> None:
         self.static, ephemeral = X25519PrivateKey.generate(), X25519PrivateKey.generate()
@@ -298,7 +298,7 @@ def sign(message: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(ME.seed).sign(message)
 
 
-def test_a_signature_over_the_connections_key_is_believed() -> None:
+def test_a_signature_over_the_connections_key_is_accepted() -> None:
     handshake = Handshake()
     responder = Responder(handshake.first())
     signature = sign(b"noise-libp2p-static-key:" + responder.public)
@@ -309,7 +309,9 @@ def test_a_signature_over_the_connections_key_is_believed() -> None:
     "payload",
     [
         lambda public: KEY,
-        lambda public: KEY + field(2, sign(b"noise-libp2p-static-key:" + bytes(32))),  # of another connection
+        lambda public: (
+            KEY + field(2, sign(b"noise-libp2p-static-key:" + bytes(32)))
+        ),  # another connection's key
         lambda public: KEY + field(2, sign(public)),
         lambda public: (
             field(1, bytes.fromhex("08001220") + ME.public_key)
@@ -331,7 +333,7 @@ def test_a_signature_over_the_connections_key_is_believed() -> None:
         "nothing",
     ],
 )
-def test_a_signature_over_another_key_is_not_believed(payload: Callable[[bytes], bytes]) -> None:
+def test_a_signature_over_another_key_is_rejected(payload: Callable[[bytes], bytes]) -> None:
     handshake = Handshake()
     responder = Responder(handshake.first())
     with pytest.raises(NoPeer):
@@ -341,7 +343,7 @@ def test_a_signature_over_another_key_is_not_believed(payload: Callable[[bytes],
 @pytest.mark.net
 @pytest.mark.parametrize("name", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
 async def test_both_engines_are_recognised(name: str, nursery: trio.Nursery) -> None:
-    """An engine that was knocked at keeps running."""
+    """A probed engine keeps running."""
     [address] = await nursery.start(real_engine(name, ME.seed[0]).run)
     for _ in range(3):
         assert await knock("127.0.0.1", int(address.split("/")[4]), patience=TIMEOUT_S) == ME.peer_id

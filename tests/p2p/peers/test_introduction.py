@@ -1,4 +1,4 @@
-"""A peer's description of itself when asked, and the handling of malformed answers."""
+"""A peer's answer to a question about itself, and the handling of malformed answers."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +37,7 @@ def introducer(trains: str = "tiny-9", refused: bool = False) -> Introducer:
     )
 
 
-def test_a_peer_states_its_version_its_clock_and_whether_it_takes_our_frames() -> None:
+def test_a_peer_states_its_version_clock_and_acceptance_of_frames() -> None:
     for refused in (False, True):
         said = answered(introducer(refused=refused)(ASKER, question(TOPIC.name)), NOW - 90)
         seen = (SwarmCount(TOPIC.digest, 3), SwarmCount("2" * 16, 0))
@@ -45,7 +45,7 @@ def test_a_peer_states_its_version_its_clock_and_whether_it_takes_our_frames() -
         assert said == Introduced(*told, ahead=90.0)
 
 
-def test_a_question_with_another_swarms_name_gets_no_answer() -> None:
+def test_a_question_from_another_swarm_gets_no_answer() -> None:
     assert (
         introducer()(ASKER, question("other"))
         == b""
@@ -53,7 +53,7 @@ def test_a_question_with_another_swarms_name_gets_no_answer() -> None:
     )
 
 
-def test_a_long_name_is_cut_and_the_answer_fits() -> None:
+def test_a_long_name_is_truncated_so_that_the_answer_fits() -> None:
     message = introducer(trains="ä" * 1000)(ASKER, question(TOPIC.name))
     said = answered(message, NOW)
     assert said is not None and said.trains == "ä" * SHOWN_CHARACTERS
@@ -64,7 +64,7 @@ def test_a_long_name_is_cut_and_the_answer_fits() -> None:
     assert len(long(ASKER, question(TOPIC.name))) <= MAX_ANSWER_BYTES
 
 
-def test_a_later_answer_may_have_more_fields_and_another_version_is_left_out() -> None:
+def test_answers_may_have_more_fields_but_not_another_version() -> None:
     message = introducer()(ASKER, question(TOPIC.name))
     assert message[:2] == bytes([0x98, 1])
     assert answered(bytes([0x99]) + message[1:] + b"\x05", NOW) == answered(message, NOW)
@@ -77,12 +77,12 @@ def test_a_later_answer_may_have_more_fields_and_another_version_is_left_out() -
         lambda b: introducer()(ASKER, question(TOPIC.name))[: -len(b)] + b
     )
 )
-def test_any_bytes_parse_as_an_answer_or_none(message: bytes) -> None:
+def test_any_bytes_parse_as_an_answer_or_as_none(message: bytes) -> None:
     said = answered(message, NOW)
     assert said is None or isinstance(said.ahead, float)
 
 
-async def test_silent_peers_are_left_out_and_old_versions_kept() -> None:
+async def test_silent_peers_are_left_out_and_older_versions_have_no_introduction() -> None:
     swarm, clock = MemorySwarm(), Clock()
     us, other, old = (memory_member(swarm, n, clock) for n in (1, 2, 3))
     other.answers[PeerRequest.INTRODUCTION] = introducer()

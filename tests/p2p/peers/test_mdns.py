@@ -1,6 +1,6 @@
 """Discovery on the local network.
 
-Reading announcements, and two members that find each other by real multicast.
+The tests parse announcements, and let two members find each other by real multicast.
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ def strings(*texts: bytes) -> bytes:
     return b"".join(bytes([len(text)]) + text for text in texts)
 
 
-def test_an_announcement_has_libp2ps_form_and_names_no_swarm() -> None:
+def test_an_announcement_has_libp2ps_format_without_the_swarms_name() -> None:
     data = text_of([TAG], [HERE])
     assert data == strings(f"swarmd={TAG}".encode(), f"dnsaddr={HERE}".encode())
     assert b"main" not in data and len(TAG) == 16
@@ -46,8 +46,8 @@ def test_an_announcement_has_libp2ps_form_and_names_no_swarm() -> None:
     "data",
     [
         text_of([swarm_tag(Topic("main", "another"))], [HERE]),
-        strings(f"dnsaddr={HERE}".encode()),  # some other libp2p program
-        text_of([TAG], [HERE, f"/ip4/192.168.2.11/tcp/4001/p2p/{ME}"]),  # of two peers
+        strings(f"dnsaddr={HERE}".encode()),  # an announcement of another libp2p program
+        text_of([TAG], [HERE, f"/ip4/192.168.2.11/tcp/4001/p2p/{ME}"]),  # addresses of two peers
     ],
 )
 def test_an_announcement_of_another_swarm_or_of_two_peers_is_refused(data: bytes) -> None:
@@ -68,12 +68,12 @@ def test_an_announcement_of_another_swarm_or_of_two_peers_is_refused(data: bytes
         "/ip4/192.168.2.10/tcp/4001/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
     ],
 )
-def test_only_addresses_on_our_own_networks_count(address: str) -> None:
+def test_only_addresses_on_this_machines_networks_count(address: str) -> None:
     assert read_text(text_of([TAG], [address]), [TAG], HOUSE) is None
     assert read_text(text_of([TAG], [address, HERE]), [TAG], HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001"])
 
 
-def test_an_announcement_has_its_limits() -> None:
+def test_few_addresses_of_an_announcement_are_read() -> None:
     many = [f"/ip4/192.168.2.10/tcp/{port}/p2p/{THEM}" for port in range(1, 200)]
     assert len(read_text(text_of([TAG], many), [TAG], HOUSE)[1]) == MAX_ADDRESSES  # type: ignore[index]
     flood = strings(f"swarmd={TAG}".encode(), *(f"dnsaddr={address}".encode() for address in many))
@@ -82,7 +82,7 @@ def test_an_announcement_has_its_limits() -> None:
 
 @given(st.binary(max_size=400), st.booleans())
 @settings(max_examples=300, derandomize=True, deadline=None)
-def test_any_bytes_parse_as_an_announcement_or_none(data: bytes, ours: bool) -> None:
+def test_any_bytes_parse_as_an_announcement_or_as_none(data: bytes, ours: bool) -> None:
     found = read_text(
         (strings(f"swarmd={TAG}".encode(), b"dnsaddr=" + HERE.encode()[:40]) if ours else b"") + data,
         [TAG],
@@ -96,7 +96,7 @@ def test_loopback_and_link_local_networks_do_not_count() -> None:
         assert ipaddress.ip_address(address) in network and not network.is_loopback
 
 
-# Real multicast, on this machine's own network.
+# Real multicast on this machine's network.
 
 
 def addresses_of(peer: PeerId, port: int) -> list[str]:
@@ -117,7 +117,9 @@ class Ear:
 
 
 @pytest.mark.net
-async def test_two_nodes_find_each_other_by_mdns_and_leave(caplog: pytest.LogCaptureFixture) -> None:
+async def test_two_nodes_find_each_other_by_mdns_and_notice_when_one_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     if not addresses_of(ME, 1):
         pytest.skip("this machine has no network but loopback")
     one, two, stranger = (

@@ -1,4 +1,4 @@
-"""Outbound peer selection: members in as many network groups as possible, regardless of inbound peers."""
+"""A node dials members in as many network groups as possible, regardless of inbound peers."""
 
 import random
 from collections import Counter
@@ -24,10 +24,10 @@ from tests.p2p.peers.test_addressbook import KEY, ME, NOW, at, dial, peer, pin, 
 
 
 class Play:
-    """A node whose every dial is answered, or none of those in `dead`."""
+    """A node whose dials are all answered, except for dials to peers in `dead`."""
 
     def __init__(self, *known: str, seed: int = 0) -> None:
-        """known: addresses of the peers 0, 1, 2, …"""
+        """known: the addresses of peers 0, 1, 2, …"""
         self.book, self.rng, self.now = AddressBook(ME, KEY), random.Random(seed), NOW
         self.outbound = Outbound(self.book, NOW)
         self.inbound: set[PeerId] = set()
@@ -67,23 +67,23 @@ class Play:
         return Counter(link.group for link in self.outbound.links.values())
 
 
-def test_each_member_that_we_dial_is_in_a_separate_group() -> None:
+def test_each_dialled_member_is_in_a_different_group() -> None:
     play = Play(*(at(n % 20, n) for n in range(60)))
     play.tick(30)
     assert len(play.groups()) == GROUPS and set(play.groups().values()) == {1}
 
 
-def test_with_few_groups_enough_members_suffice() -> None:
+def test_with_few_groups_enough_connected_members_are_sufficient() -> None:
     play = Play(*(f"/ip4/192.168.0.{n}/tcp/1" for n in range(30)))
     play.tick(30)
     assert play.groups() == {LOCAL: TARGET_MEMBERS}
     play.inbound = {peer(1000 + n) for n in range(TARGET_MEMBERS)}
     play.outbound.links.clear()
     play.tick(30)
-    assert play.groups() == {LOCAL: 1}  # one, as it is a group that we have not
+    assert play.groups() == {LOCAL: 1}  # one dial, because this group has no connection yet
 
 
-def test_peers_being_dialled_count() -> None:
+def test_dials_in_progress_count_as_connections() -> None:
     play = Play(*(at(n % 3, n) for n in range(60)))
     found = [one for _ in range(5) for one in play.outbound.choose((), (), NOW, play.rng)]
     assert len(found) == DIALS_AT_ONCE and len(dict(found)) == DIALS_AT_ONCE
@@ -92,7 +92,7 @@ def test_peers_being_dialled_count() -> None:
     assert not play.outbound.links and not play.outbound.dialling
 
 
-def test_bootstraps_are_asked_at_the_first_start_and_when_we_are_alone() -> None:
+def test_bootstrap_peers_are_asked_at_the_first_start_and_if_the_node_is_alone() -> None:
     for before in (False, True):
         play = Play(*map(at, range(60)))
         pin(play.book, peer(99), at(99))
@@ -107,8 +107,8 @@ def test_bootstraps_are_asked_at_the_first_start_and_when_we_are_alone() -> None
         assert peer(99) in play.dialled
 
 
-def test_a_clock_that_is_set_back_keeps_nobody_alone() -> None:
-    """A machine may start two hours fast, until it has a network and NTP."""
+def test_a_node_whose_clock_is_set_back_does_not_stay_alone() -> None:
+    """Until it has a network and NTP, a machine's clock may be two hours ahead."""
     play = Play(*map(at, range(60)))
     pin(play.book, peer(99), at(99))
     for n in range(40):
@@ -124,7 +124,7 @@ def test_a_clock_that_is_set_back_keeps_nobody_alone() -> None:
         play.answer(*found)
 
 
-def test_a_peer_of_another_swarm_is_hung_up_on() -> None:
+def test_a_peer_of_another_swarm_is_disconnected() -> None:
     play = Play(*map(at, range(30)))
     play.strangers = {peer(n) for n in range(30) if n % 2}
     play.tick(int(8 * STRANGER_S))
@@ -132,14 +132,14 @@ def test_a_peer_of_another_swarm_is_hung_up_on() -> None:
     assert not any(who in play.book for who in play.strangers if who in play.dialled)
 
 
-def test_strangers_never_take_more_than_our_places() -> None:
+def test_strangers_never_exceed_the_outbound_limit() -> None:
     play = Play(*map(at, range(100)))
     play.strangers = {peer(n) for n in range(100)}
     play.tick(20)  # `tick` checks MAX_OUTBOUND
     assert len(play.outbound.links) == MAX_OUTBOUND
 
 
-def test_a_bootstrap_that_trains_nothing_is_kept() -> None:
+def test_a_bootstrap_peer_that_is_not_a_member_is_kept() -> None:
     play = Play()
     pin(play.book, peer(99), at(99))
     play.strangers = {peer(99)}
@@ -147,7 +147,7 @@ def test_a_bootstrap_that_trains_nothing_is_kept() -> None:
     assert peer(99) in play.outbound.links and play.dialled == [peer(99)]
 
 
-def test_feelers_check_a_peer_and_hang_up() -> None:
+def test_feelers_test_a_peer_and_disconnect() -> None:
     play = Play(*map(at, range(40)))
     play.tick(30)
     linked = set(play.outbound.links)
@@ -166,12 +166,12 @@ def test_feelers_check_a_peer_and_hang_up() -> None:
     st.sets(st.integers(0, 79)),
     st.integers(0, 150),
 )
-def test_existing_groups_are_filled(
+def test_every_live_group_gets_an_outbound_connection(
     known: list[tuple[int, int]], dead: set[int], strangers: set[int], crowd: int
 ) -> None:
-    """The property that eclipse hangs on.
+    """The protection against eclipse attacks depends on this.
 
-    For each group with a live member in the book, up to GROUPS, there is one that we dialled.
+    For each group with a live member in the book, up to GROUPS groups, a member is dialled.
     """
     play = Play(*(at(group, n) for n, (group, _) in enumerate(known)))
     play.dead, play.strangers = {peer(n) for n in dead}, {peer(n) for n in strangers}
@@ -187,7 +187,7 @@ def test_existing_groups_are_filled(
 
 
 @pytest.mark.parametrize("name", ["reached", "missed"])
-def test_nothing_breaks_if_the_book_forgot_the_peer(name: str) -> None:
+def test_a_connected_peer_that_the_book_removed_causes_no_error(name: str) -> None:
     play = Play(at(1))
     ((who, addresses),) = play.outbound.choose((), (), NOW, play.rng)
     play.book.stranger(who, NOW)

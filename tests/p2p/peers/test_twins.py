@@ -1,4 +1,4 @@
-"""Two nodes with one key detect each other through a member that both are connected to."""
+"""Two nodes with the same key ("twins") detect each other through a member connected to both."""
 
 import math
 import random
@@ -35,7 +35,7 @@ def session(n: int, started: float, key: Identity = KEY) -> TwinSession:
 
 
 def leave(of: TwinSession, cards: TwinCards, clock: Clock) -> None:
-    """Leave a card as a member does: ask once more if the answer is new."""
+    """Leave a card with a member as a node does; ask once more if the answer is new."""
     for _ in range(2):
         shown = cards(KEY.peer_id, of.question(clock.now))
         if shown == NOTHING:
@@ -57,14 +57,14 @@ def test_twins_are_found_in_two_rounds_and_the_later_one_must_leave() -> None:
         look(clock, cards, first, second)
     assert first.earlier_twin(clock.now) is False
     assert second.earlier_twin(clock.now) is True
-    clock.now += KEPT_S  # the first has ended
+    clock.now += KEPT_S  # the first node has ended
     leave(second, cards, clock)
     assert second.earlier_twin(clock.now) is None
 
 
-def test_a_twin_is_known_while_both_run_and_forgotten_after() -> None:
+def test_a_twin_is_known_while_both_nodes_run_and_forgotten_afterwards() -> None:
     clock = Clock()
-    # Started at once: one of them is silent
+    # Both started at the same time; one of them is silent.
     cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW)
     for looks in range(60):
         look(clock, cards, first, second)
@@ -76,7 +76,7 @@ def test_a_twin_is_known_while_both_run_and_forgotten_after() -> None:
     assert first.earlier_twin(clock.now) is None
 
 
-def test_a_restart_is_no_twin_and_no_kept_card_makes_one() -> None:
+def test_a_restarted_node_and_its_old_cards_are_not_a_twin() -> None:
     clock = Clock()
     cards, before = TwinCards(clock), session(1, NOW - 1000)
     leave(before, cards, clock)
@@ -84,10 +84,10 @@ def test_a_restart_is_no_twin_and_no_kept_card_makes_one() -> None:
     after = session(2, clock.now)
     for _ in range(5):
         look(clock, cards, after)
-        assert after.earlier_twin(clock.now) is None  # the earlier life's card echoes nothing of this one
+        assert after.earlier_twin(clock.now) is None  # the card of the earlier run has no nonce of this run
 
 
-def test_an_old_proof_proves_nothing_later() -> None:
+def test_an_old_proof_is_not_accepted_later() -> None:
     clock = Clock()
     cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW)
     for _ in range(3):
@@ -96,17 +96,17 @@ def test_an_old_proof_proves_nothing_later() -> None:
     assert first.earlier_twin(clock.now) is not None
     for _ in range(2):
         clock.now += RENEW_S
-        first.question(clock.now)  # makes a further card
+        first.question(clock.now)  # creates another card
     first.answered(kept, clock.now)
     assert first.earlier_twin(clock.now) is None
 
 
-def test_nobody_without_the_key_makes_a_twin() -> None:
+def test_a_peer_without_the_key_cannot_appear_as_a_twin() -> None:
     ours, liar = session(1, NOW), session(2, NOW, Identity(b"l" * 32))
-    liar.answered(ours.question(NOW)[1:], NOW)  # not even signed by his key, but he knows our nonce
+    liar.answered(ours.question(NOW)[1:], NOW)  # the liar does not have the key, but knows the node's nonce
     liar._echo = ours._nonces[0]
     assert not ours.answered(liar.question(NOW)[1:], NOW) and ours.earlier_twin(NOW) is None
-    for _ in range(3):  # nor does a peer that shows us our own cards
+    for _ in range(3):  # nor can a peer that returns the node's own cards
         assert not ours.answered(ours.question(NOW)[1:], NOW) and ours.earlier_twin(NOW) is None
 
 
@@ -117,12 +117,12 @@ def test_two_nodes_with_one_key_leave_their_cards_with_the_same_members() -> Non
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_parse_as_a_card_or_none(message: bytes) -> None:
+def test_any_bytes_parse_as_a_card_or_as_none(message: bytes) -> None:
     assert (card := decoded(message)) is None or card.version == 1
     assert TwinCards(Clock())(KEY.peer_id, b"\x06" + message) == b""
 
 
-def test_cards_are_kept_for_a_while_and_bounded() -> None:
+def test_cards_are_kept_for_a_limited_time_and_in_limited_number() -> None:
     clock = Clock()
     cards = TwinCards(clock)
     for n in count():
@@ -137,7 +137,7 @@ def test_cards_are_kept_for_a_while_and_bounded() -> None:
     assert cards(KEY.peer_id, session(99, NOW).question(NOW)) == NOTHING
 
 
-async def test_the_later_twin_leaves_the_swarm_and_returns_within_a_minute_of_the_first_ones_end(
+async def test_the_later_twin_leaves_and_returns_soon_after_the_first_has_ended(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     hub_key = Identity(b"h" * 32)
@@ -150,7 +150,7 @@ async def test_the_later_twin_leaves_the_swarm_and_returns_within_a_minute_of_th
     earlier, alive = session(1, NOW - 100), trio.CancelScope()
 
     async def live() -> None:
-        """The other node, as far as the hub can see."""
+        """Act as the other node, as the hub sees it."""
         with alive:
             while True:
                 earlier.answered(hub.answer(KEY.peer_id, earlier.question(clock())), clock())
@@ -161,7 +161,7 @@ async def test_the_later_twin_leaves_the_swarm_and_returns_within_a_minute_of_th
     await trio.sleep(3 * TWINS_EVERY_S)
     assert ours.peers() and KEY.peer_id not in swarm.members() and ours.earlier_twin() is True
     ours.publish("rollouts", b"unheard")
-    await trio.sleep(300)  # it looked some times
+    await trio.sleep(300)  # enough time for several checks
     assert (
         KEY.peer_id not in swarm.members()
         and ours.earlier_twin() is not None
@@ -175,7 +175,7 @@ async def test_the_later_twin_leaves_the_swarm_and_returns_within_a_minute_of_th
 
 
 class _Slow(MemoryEngine):
-    """Is connected 3 s after it began, as over the internet or on a busy machine."""
+    """An engine that is connected 3 s after its start, as over the internet or on a busy machine."""
 
     starts, connected_at = 0, math.inf
 
@@ -190,7 +190,7 @@ class _Slow(MemoryEngine):
         return super().connected() if trio.current_time() >= self.connected_at else ()
 
 
-async def test_a_return_is_not_cut_off_before_anybody_could_be_asked(
+async def test_a_returning_twin_has_time_to_ask_before_it_leaves_again(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     def clock() -> float:

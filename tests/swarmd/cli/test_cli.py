@@ -1,5 +1,4 @@
-"""The command line as people and scripts meet it: which text goes to which stream, and with which exit
-code."""
+"""The command line for people and scripts: texts, the streams they go to, and exit codes."""
 
 import contextlib
 import errno
@@ -52,9 +51,9 @@ ANSWERS = {
 
 @contextlib.contextmanager
 def node(state_dir: Path, *, obeys: bool = True) -> Iterator[list[str]]:
-    """The control API of a node, over a real socket, in a thread; the arguments it was told.
+    """Serve a node's control API over a real socket, in a thread; yield the recorded arguments.
 
-    obeys: it ends when it is told to stop.
+    obeys: the node ends when it is told to stop.
     """
     told: list[str] = []
     ready, halt = threading.Event(), trio.Event()
@@ -74,7 +73,7 @@ def node(state_dir: Path, *, obeys: bool = True) -> Iterator[list[str]]:
                 tokens.append(trio.lowlevel.current_trio_token())
                 ready.set()
                 await halt.wait()
-                await trio.testing.wait_all_tasks_blocked(0.01)  # the answer to `stop` is on its way
+                await trio.testing.wait_all_tasks_blocked(0.01)  # so that the answer to `stop` is sent
                 nursery.cancel_scope.cancel()
 
     tokens: list[trio.lowlevel.TrioToken] = []
@@ -102,7 +101,7 @@ def test_without_a_node_the_exit_code_is_6(run: Run, tmp_path: Path, command: st
 
 
 @pytest.mark.net
-def test_a_running_node_is_asked_told_and_stopped(
+def test_commands_query_control_and_stop_a_running_node(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with node(tmp_path) as told:
@@ -129,7 +128,7 @@ def test_a_running_node_is_asked_told_and_stopped(
 
 
 @pytest.mark.net
-def test_stop_says_when_the_node_does_not_go(run: Run, tmp_path: Path) -> None:
+def test_stop_says_if_the_node_does_not_end(run: Run, tmp_path: Path) -> None:
     with node(tmp_path, obeys=False):
         said = run("stop", "--state-dir", tmp_path, "--timeout", "0")
     assert said.code == 4 and "--timeout" in said.err
@@ -144,7 +143,7 @@ def test_watching_ends_with_the_node(run: Run, tmp_path: Path) -> None:
     with node(tmp_path) as told:
         threading.Thread(target=stop).start()
         said = run("status", "--watch", "--json", "--state-dir", tmp_path)
-    assert said.code in (4, 6)  # going, or gone
+    assert said.code in (4, 6)  # ending, or ended
     assert [json.loads(line)["schema"] for line in said.out.splitlines()] == [1]
 
 
@@ -172,7 +171,7 @@ def test_an_unusable_path_is_reported_without_a_traceback(run: Run, command: lis
     )
 
 
-def test_settings_that_cannot_be_read_are_not_passed_over(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_settings_give_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarmd.cli.settings.default_config_file", lambda: Path("x" * 300))
     said = run("config", "show")
     assert said.code == 2 and said.err.endswith(
@@ -181,15 +180,15 @@ def test_settings_that_cannot_be_read_are_not_passed_over(run: Run, monkeypatch:
 
 
 @pytest.mark.parametrize("arguments", [["config", "check"], ["status", "--state-dir"], ["lab", "run"]])
-def test_a_home_folder_of_nobody_is_reported_without_a_traceback(run: Run, arguments: list[str]) -> None:
+def test_an_unknown_users_home_folder_is_reported_without_a_traceback(run: Run, arguments: list[str]) -> None:
     said = run(*arguments, "~no-such-user/x")
     assert (said.code, said.out) == (2, "") and "write all paths in full" in said.err
 
 
-def test_a_user_without_a_home_folder_names_the_folders(
+def test_a_user_without_a_home_folder_has_to_name_the_folders(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `docker run --user 4242` has it: no HOME, and no entry in /etc/passwd."""
+    """As with `docker run --user 4242`: there is no HOME and no entry in /etc/passwd."""
 
     def nobody(_: int) -> None:
         raise KeyError
@@ -200,11 +199,13 @@ def test_a_user_without_a_home_folder_names_the_folders(
     for arguments in (["status"], ["config", "path"], ["service", "install"], ["bug-report"]):
         said = run(*arguments)
         assert (said.code, said.out) == (2, "") and "Set HOME, or write all paths in full" in said.err
-    assert run("status", "--state-dir", tmp_path / "none").code == 6, "no home is needed"
+    assert run("status", "--state-dir", tmp_path / "none").code == 6, "a home folder was required"
     assert run("config", "show", "--state-dir", tmp_path / "none").code == 0
 
 
-def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_path: Path) -> None:
+def test_all_mistakes_of_a_configuration_are_reported_and_no_folder_is_created(
+    run: Run, tmp_path: Path
+) -> None:
     file = tmp_path / "node.toml"
     file.write_text("[round]\nlocl = 3\nexternal = -1\n")
     said = run("join", "--config", file, "--rounds", "-2", "--state-dir", tmp_path / "state")
@@ -216,8 +217,8 @@ def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_p
     assert not (tmp_path / "state").exists()
 
 
-def test_a_flag_of_two_words_reaches_its_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")  # so that nothing starts
+def test_a_flag_with_two_words_sets_its_setting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")  # so that no network is started
     said = run("join", "--no-train", "--local", "0")
     assert said.code == 2 and 'round.train is "off"' in said.err
 
@@ -248,17 +249,17 @@ def test_config_commands_check_show_and_print_the_path(
     told = run("config", "check", wrong, "--json")
     mistakes = [f"{wrong}:1: x: unknown key"]
     assert (told.code, json.loads(told.out)) == (2, {"schema": 1, "file": str(wrong), "mistakes": mistakes})
-    assert run("config", "check", usual).code == 0  # the argument wins over the variable
+    assert run("config", "check", usual).code == 0  # the argument has precedence over the variable
 
 
-def test_a_question_of_somebodys_file_controls_no_terminal(run: Run, tmp_path: Path) -> None:
+def test_a_question_from_a_file_cannot_control_the_terminal(run: Run, tmp_path: Path) -> None:
     rows = [{"question": f"{n}\x1b[2J\nline", "answer": "1"} for n in range(2)]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
     said = run("task", "show", "questions", "0", "--curriculum", tmp_path / "own.jsonl")
     assert re.fullmatch(r"[01]\\x1b\[2J\nline\n\nA right answer: <answer>1</answer>\n", said.out), said
 
 
-def test_tasks_are_listed_and_shown(run: Run) -> None:
+def test_commands_list_and_show_tasks(run: Run) -> None:
     listed = json.loads(run("task", "list", "--json").out)
     assert [one["name"] for one in listed["curricula"]] == [
         "ladder-9",
@@ -286,7 +287,7 @@ def test_one_answer_is_scored_with_or_without_tags(run: Run, tmp_path: Path, tex
     assert json.loads(said.out)["reason"] == reason
 
 
-def test_a_folder_or_a_file_of_another_kind_is_no_curriculum(run: Run, tmp_path: Path) -> None:
+def test_a_folder_or_a_file_of_another_kind_is_rejected_as_a_curriculum(run: Run, tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").touch()
     (tmp_path / "a.csv").touch()
     said = run("task", "list", "--curriculum", tmp_path)
@@ -295,10 +296,10 @@ def test_a_folder_or_a_file_of_another_kind_is_no_curriculum(run: Run, tmp_path:
 
 
 @pytest.mark.net
-def test_completions_are_scored_one_line_each(run: Run) -> None:
+def test_completions_are_scored_line_by_line(run: Run) -> None:
     answer = json.loads(run("task", "show", "bf", "3", "--curriculum", "tiny-9", "--json").out)["answer"]
     right = f"<answer>{answer}</answer>"
-    # A line of 1.5 MiB: twelve characters each
+    # A line of 1.5 MiB, since each character takes twelve.
     longest = "\U0001f9ab" * (MAX_COMPLETION_CHARACTERS - len(right)) + right
     texts = {
         "correct": [right, longest],
@@ -318,12 +319,12 @@ def test_completions_are_scored_one_line_each(run: Run) -> None:
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"text": 3}', "{}", '{"text": "x", "ended": "yes"}', "[" * 50_000]
 )
-def test_a_malformed_completion_is_refused_with_its_line(run: Run, line: str) -> None:
+def test_a_malformed_completion_is_rejected_with_its_line_number(run: Run, line: str) -> None:
     said = run("task", "score", "bf", "3", stdin="\n" + line)
     assert (said.code, said.out) == (2, "") and "standard input, line 2:" in said.err
 
 
-def test_help_and_version_import_nothing_heavy() -> None:
+def test_help_and_version_import_no_large_packages() -> None:
     script = (
         "import sys, swarmd.cli.app; swarmd.cli.app.main(sys.argv[1:]); print(*{m.split('.')[0]for m in"
         " sys.modules}, file=sys.stderr)"
@@ -353,7 +354,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
         assert not heavy & set(done.stderr.split()), arguments
 
 
-def test_the_version_as_an_option(run: Run) -> None:
+def test_an_option_prints_the_version(run: Run) -> None:
     assert run("--version") == Said(0, f"swarmd {installed_version()}\n", "")
 
 
@@ -366,33 +367,33 @@ def commands(group: Any, *names: str) -> Iterator[tuple[str, ...]]:
 def test_every_command_has_help_with_an_example(run: Run, command: Sequence[str]) -> None:
     said = run(*command, "--help")
     assert said.code == 0 and "Example: " in said.out and "<bool>" not in said.out
-    assert "'swarmd'`" not in said.out  # an extra's name, in brackets, would be taken for markup
+    assert "'swarmd'`" not in said.out  # the name of an extra, in brackets, must not be taken for markup
     shown = typer.main.get_command(app)
     for name in command:
         shown = getattr(shown, "commands")[name]  # noqa: B009
     _, *further = inspect.cleandoc(shown.help or "").split("\n\n")
-    # Typer would break the line there, at any width of the screen
+    # Typer would break the line there at any screen width.
     assert not any("\n" in paragraph for paragraph in further)
 
 
 @pytest.mark.net
 @pytest.mark.parametrize("by, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_while_a_node_starts_ends_it_with_a_sentence(
+def test_a_signal_during_the_start_ends_a_node_with_a_message(
     by: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     os.mkfifo(config := tmp_path / "node.toml")
     command = [sys.executable, "-m", "swarmd", "join", "--config", config, "--state-dir", tmp_path / "state"]
     with (
         killed_after(subprocess.Popen(command, stderr=subprocess.PIPE, text=True)) as process,
-        config.open("w"),  # once it reads its configuration, which never comes
+        config.open("w"),  # blocks until the node reads its configuration, which is never written
     ):
         process.send_signal(by)
         _, said = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, said) == (code, "stopped; `swarmd join` continues from the last checkpoint\n")
 
 
-def test_a_command_that_is_told_to_stop_removes_its_files(tmp_path: Path) -> None:
-    """A model of gigabytes under a hidden name; half a table under its own."""
+def test_a_command_that_gets_a_signal_removes_its_files(tmp_path: Path) -> None:
+    """An unfinished model has a hidden name; an unfinished table has its final name."""
     code = """
 import sys, time
 from pathlib import Path
@@ -414,13 +415,13 @@ sys.exit(run_program("swarmd", program))
         assert process.wait(TIMEOUT_S) == 130 and not part.exists()
 
 
-def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
+def test_an_interrupt_gives_exit_code_130_also_for_the_module(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swarmd", "task", "score", "bf", "3"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdin and process.stdout and process.stderr
     process.stdin.write(b'{"text": "x"}\n')
     process.stdin.flush()
-    assert process.stdout.readline()  # it is up, and waits for more
+    assert process.stdout.readline()  # the command is running and waits for more input
     process.send_signal(signal.SIGINT)
     assert process.wait(TIMEOUT_S) == 130 and b"Traceback" not in process.stderr.read()
     for stream in (process.stdin, process.stdout, process.stderr):
@@ -428,7 +429,7 @@ def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["\x1b[31mhostile\u202e", "one line\n\x1b[31mhostile\u202e"])
-def test_text_quoted_by_an_error_cannot_move_the_cursor(
+def test_text_quoted_in_an_error_cannot_move_the_cursor(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails() -> None:
@@ -442,8 +443,8 @@ def test_text_quoted_by_an_error_cannot_move_the_cursor(
 @pytest.mark.net
 @pytest.mark.parametrize("program", ["swarmd", "swarmd-judge"])
 @pytest.mark.parametrize("package", ["typing", "msgspec", "typer"])
-def test_an_interrupt_while_it_starts_is_quiet(program: str, package: str, tmp_path: Path) -> None:
-    """Ctrl-C is pressed while the installed entry point imports a package."""
+def test_an_interrupt_during_the_start_gives_no_traceback(program: str, package: str, tmp_path: Path) -> None:
+    """The interrupt comes while the installed entry point imports a package."""
     (tmp_path / f"{package}.py").write_text("raise KeyboardInterrupt")
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts[program].partition(":")
@@ -463,7 +464,7 @@ def test_an_interrupt_while_it_starts_is_quiet(program: str, package: str, tmp_p
     [["stop", "--timeout"], ["plan", "replay", "--rho"], ["plan", "replay", "--alpha"], ["join", "--pace"]],
 )
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_an_option_is_a_finite_number(run: Run, option: list[str], value: str) -> None:
+def test_an_option_must_be_a_finite_number(run: Run, option: list[str], value: str) -> None:
     said = run(*option, value)
     assert said.code == 2 and option[-1] in said.err
 
@@ -487,7 +488,7 @@ def test_characters_that_a_terminal_cannot_print_are_escaped() -> None:
 @pytest.mark.net
 @pytest.mark.parametrize("module", ["swarmd", "judge"])
 def test_output_that_cannot_be_written_ends_without_a_traceback(module: str) -> None:
-    """To a pipe whose reader is gone, if it is written at the end; and, at once, to a full disk."""
+    """The output goes to a pipe whose reader has ended, or to a full disk."""
     reader, writer = os.pipe()
     os.close(reader)
     cases = [(writer, "", 1, "")]
@@ -509,7 +510,7 @@ def test_output_that_cannot_be_written_ends_without_a_traceback(module: str) -> 
 
 
 @pytest.mark.net
-def test_shell_completion_is_offered() -> None:
+def test_shell_completion_is_available() -> None:
     environment = os.environ | {
         "_SWARMD_COMPLETE": "complete_bash",
         "COMP_WORDS": "swarmd task sh",
@@ -522,7 +523,7 @@ def test_shell_completion_is_offered() -> None:
 
 
 @pytest.mark.parametrize("file", ["/home/unit.service", None])
-def test_a_disk_that_fails_is_told_in_a_sentence(
+def test_a_failing_disk_gives_a_one_sentence_message(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str | None
 ) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())

@@ -1,4 +1,4 @@
-"""Invitations: `swarmd invite` prints the command that `swarmd join` takes. They come from strangers."""
+"""Invitations: `swarmd invite` prints an argument of `swarmd join`. Invitations come from strangers."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ MUTATIONS = 500
 
 
 def checked(text: str) -> str:
-    """An invitation with the check that belongs to it, as a hostile one has."""
+    """Return the invitation with a correct check value, as a hostile invitation has."""
     body = text.rpartition(",check=")[0]
     return f"{body},check={hashlib.sha256(body.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
@@ -60,7 +60,7 @@ def checked(text: str) -> str:
         replace(WHOLE, bootstrap=(PEER, SIX, NAMED, OTHER)),
     ],
 )
-def test_a_written_invitation_is_read_back(invitation: Invitation) -> None:
+def test_a_written_invitation_is_read_unchanged(invitation: Invitation) -> None:
     text = write_invitation(invitation)
     assert (
         read_invitation(text)
@@ -68,11 +68,11 @@ def test_a_written_invitation_is_read_back(invitation: Invitation) -> None:
         == read_invitation(text.replace("swarm:", "swarm://", 1))
         == invitation
     )
-    assert text.isascii() and not set(text) & set(" &;?#*!$\\|()[]{}'\"`<>~\n")  # a shell leaves it as it is
+    assert text.isascii() and not set(text) & set(" &;?#*!$\\|()[]{}'\"`<>~\n")  # a shell does not change it
 
 
 def test_an_invitation_is_short_and_readable() -> None:
-    """A peer's id comes once, however many addresses it has."""
+    """A peer's id occurs once, however many addresses the peer has."""
     text = write_invitation(replace(WHOLE, bootstrap=(PEER, SIX, NAMED)))
     assert text.startswith(
         f"swarm:main,curriculum=sapo-9,digest={swarm_digest(SAPO_9)},model=qwen2.5-0.5b,"
@@ -137,7 +137,7 @@ def test_an_invitation_is_short_and_readable() -> None:
         ),
     ],
 )
-def test_a_malformed_invitation_names_the_mistake(text: str, said: str) -> None:
+def test_a_malformed_invitation_gives_a_message_that_names_the_mistake(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_invitation(text)
     assert said in str(refused.value) and str(refused.value).isprintable()
@@ -167,10 +167,10 @@ def mutated(text: str, rng: random.Random) -> str:
 
 
 @pytest.mark.parametrize("hostile", [False, True], ids=["mangled", "hostile"])
-def test_mutations_are_refused_or_are_invitations_that_may_do_no_more(
+def test_mutated_invitations_are_rejected_or_are_valid_invitations(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: bool
 ) -> None:
-    """No traceback, nothing dialled, no folder made. Hostile ones have the right check."""
+    """There is no traceback, no dial and no new folder. Hostile invitations have a correct check value."""
     rng, dialled = random.Random(7), []
     watched = [True]
     sys.addaudithook(
@@ -187,7 +187,7 @@ def test_mutations_are_refused_or_are_invitations_that_may_do_no_more(
         except ConfigError as error:
             refused += 1
             assert str(error).isprintable() and len(str(error)) < 600
-            if refused % 5 == 0:  # through the command line too
+            if refused % 5 == 0:  # also on the command line
                 said = run("join", "--state-dir", tmp_path / "state", "--", text)
                 assert (said.code, said.out) == (2, "") and said.err.startswith("swarmd: ")
         else:
@@ -204,7 +204,7 @@ def test_mutations_are_refused_or_are_invitations_that_may_do_no_more(
     assert dialled == [] and not (tmp_path / "state").exists()
 
 
-def test_an_invitation_never_means_a_folder_of_this_machine(
+def test_an_invitation_cannot_name_a_folder_of_this_machine(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -225,7 +225,7 @@ def test_an_invitation_never_means_a_folder_of_this_machine(
         (checked("swarm:main,model=a,model=b,check="), "Ask for a new one, and update swarmd if it is old"),
     ],
 )
-def test_a_whole_invitation_is_not_to_be_copied_again(text: str, remedy: str) -> None:
+def test_a_complete_invitation_gives_no_advice_to_copy_it_again(text: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as found:
         read_invitation(text)
     assert str(found.value).endswith(f" {remedy}.") and "?." not in str(found.value)
@@ -240,15 +240,15 @@ def test_a_whole_invitation_is_not_to_be_copied_again(text: str, remedy: str) ->
         (WHOLE, ["--curriculum", "tiny-9"], "is for sapo-9, and --curriculum says tiny-9"),
     ],
 )
-def test_a_swarm_that_would_never_be_met_is_refused(
+def test_an_invitation_to_a_swarm_with_other_tasks_is_rejected(
     run: Run, tmp_path: Path, invitation: Invitation, flags: list[str], said: str
 ) -> None:
     told = run("join", write_invitation(invitation), *flags, "--state-dir", tmp_path / "state")
     assert told.code == 2 and said in told.err and not (tmp_path / "state").exists()
 
 
-def test_flags_override_an_invitation_and_say_so(run: Run, tmp_path: Path) -> None:
-    invitation = write_invitation(replace(WHOLE, digest=16 * "0"))  # so that it ends before anything starts
+def test_flags_override_an_invitation_with_a_message(run: Run, tmp_path: Path) -> None:
+    invitation = write_invitation(replace(WHOLE, digest=16 * "0"))  # ends before the start
     flags = ["--model", "tiny", "--judge", "", "--swarm", "lab", "--bootstrap", PUBLIC]
     said = run("join", invitation, *flags, "--state-dir", tmp_path / "state").err
     told = [
@@ -260,7 +260,7 @@ def test_flags_override_an_invitation_and_say_so(run: Run, tmp_path: Path) -> No
     assert [line for line in told if line not in said] == []
 
 
-def test_an_invitation_to_own_tasks_needs_the_same_tasks_here(run: Run, tmp_path: Path) -> None:
+def test_an_invitation_to_own_tasks_needs_the_same_tasks(run: Run, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "riddles.jsonl", tmp_path / "theirs" / "riddles.jsonl"
     theirs.parent.mkdir()
     ours.write_text('{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}\n')
@@ -301,10 +301,10 @@ HERE = {"url": "http://127.0.0.1:8000"}
         (
             {"swarm": {"bootstrap": (PEER,)}},
             [LOCAL, RELAYED, LAN, PUBLIC],
-            TINY,  # a friend reaches no other network
+            TINY,  # a friend can reach no address of another network
             [],
         ),
-        # One address by IPv4 and one by IPv6: those that lead to the internet come first
+        # One address for IPv4 and one for IPv6; public addresses have precedence.
         (
             {"swarm": {"bootstrap": (NAMED,)}},
             [PUBLIC, PUBLIC.replace("1.1.1.1", "1.1.1.2"), GLOBAL_SIX, GLOBAL_SIX.replace("::2", "::3")],
@@ -313,11 +313,11 @@ HERE = {"url": "http://127.0.0.1:8000"}
         ),
         ({"swarm": {"bootstrap": (LAN,)}}, [NEAR, LOCAL], replace(TINY, bootstrap=(LAN, NEAR)), ["network"]),
         ({"swarm": {"bootstrap": (NAMED,)}}, [LAN], replace(TINY, bootstrap=(NAMED,)), []),
-        # 127.0.0.1 is another machine for the invited person
+        # For the invited person, 127.0.0.1 is another machine.
         ({"swarm": {"bootstrap": (LOCAL,)}}, [LOCAL, LAN], replace(TINY, bootstrap=(LAN,)), ["network"]),
         ({}, [LOCAL], replace(TINY, bootstrap=(LOCAL,)), ["good on this machine alone"]),
         ({"judge": HERE}, [PUBLIC], TINY, ["the judge http:"]),
-        # It serves another node here
+        # The judge on this machine also works for another node on it.
         (
             {"judge": HERE},
             [LOCAL],
@@ -328,7 +328,7 @@ HERE = {"url": "http://127.0.0.1:8000"}
         ({"model": {"name": "Qwen/Qwen3-0.6B"}}, [PUBLIC], replace(TINY, model="qwen3-0.6b"), []),
     ],
 )
-def test_the_invitation_of_a_node_is_good_elsewhere(
+def test_a_nodes_invitation_works_on_other_machines(
     sections: dict[str, Any], addresses: list[str], invitation: Invitation, notes: list[str]
 ) -> None:
     made = invite(NodeConfig.model_validate(sections), TINY_9, addresses)
@@ -336,7 +336,7 @@ def test_the_invitation_of_a_node_is_good_elsewhere(
     assert all(part in said for part, said in zip(notes, made["notes"], strict=True)), made["notes"]
 
 
-def test_a_bootstrap_node_invites_to_no_curriculum() -> None:
+def test_a_bootstrap_nodes_invitation_names_no_curriculum() -> None:
     judge = {"judge": {"url": "https://judge.example"}}
     made = invite(NodeConfig.model_validate(judge), None, [PUBLIC])
     assert read_invitation(made["invitation"]) == Invitation(
@@ -344,14 +344,14 @@ def test_a_bootstrap_node_invites_to_no_curriculum() -> None:
     )
 
 
-def test_a_node_that_nobody_can_dial_invites_nobody() -> None:
+def test_a_node_that_cannot_be_dialled_cannot_invite() -> None:
     with pytest.raises(Unreachable, match="no address that other nodes could dial"):
         invite(NodeConfig(), TINY_9, [])
     with pytest.raises(ConfigError, match="this node trains alone"):
         invite(NodeConfig(swarm=SwarmConfig(engine="none")), TINY_9, [PUBLIC])
 
 
-def test_invite_without_a_node_goes_by_the_configuration(run: Run, tmp_path: Path) -> None:
+def test_invite_without_a_running_node_uses_the_configuration(run: Run, tmp_path: Path) -> None:
     assert run("invite", "--state-dir", tmp_path / "none").code == 6
     said = run(
         "invite", "--json", "--config", written(tmp_path, f'[swarm]\nname = "lab"\nbootstrap = ["{PEER}"]\n')
@@ -361,10 +361,10 @@ def test_invite_without_a_node_goes_by_the_configuration(run: Run, tmp_path: Pat
 
 
 @pytest.mark.net
-def test_the_live_page_shows_the_swarm_that_is_joined(tmp_path: Path) -> None:
-    """The page's screen hides earlier output."""
+def test_the_live_page_names_the_joined_swarm(tmp_path: Path) -> None:
+    """The page replaces the screen, so earlier output is hidden."""
     ours, theirs = terminal()
-    with socket.create_server(("127.0.0.1", 0)) as taken:  # so that the node ends at once
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # the port is taken, so that the node ends at once
         port = taken.getsockname()[1]
         process = subprocess.Popen(
             [
@@ -392,9 +392,9 @@ def test_the_live_page_shows_the_swarm_that_is_joined(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.net
 def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
-    """Real processes: a node, its invitation, a node with nothing but that.
+    """The nodes are real processes; the second has nothing but the first node's invitation.
 
-    `swarmd join` without arguments then finds the first node again.
+    Later, `swarmd join` without arguments finds the first node again.
     """
     loopback = ["--device", "cpu", "--listen", "/ip4/127.0.0.1/tcp/0", "--pace", "0.3", "--json"]
 
@@ -430,14 +430,14 @@ def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
     try:
         wait_until(lambda: (tmp_path / "first" / "run.json").exists())
         asked = [sys.executable, "-m", "swarmd", "invite", "--state-dir", str(tmp_path / "first")]
-        with ThreadPoolExecutor() as threads:  # it listens later than it answers
+        with ThreadPoolExecutor() as threads:  # because the node answers before it listens
             surveyed = threads.submit(control.call, tmp_path / "first", "network", dict, timeout=TIMEOUT_S)
             at_once = control.call(tmp_path / "first", "invitation", dict, timeout=TIMEOUT_S)["invitation"]
         assert len(surveyed.result()["ports"]) == 1
         invitation = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
         assert invitation == at_once and len(read_invitation(invitation).bootstrap) == 1
         assert read_invitation(invitation).name == "lab"
-        for words, met in (([invitation], shares), ([], connects)):  # the second time it remembers
+        for words, met in (([invitation], shares), ([], connects)):  # then it remembers the swarm
             second = start("second", *words)
             try:
                 met("second", second)

@@ -57,7 +57,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {"lock"}
 
 
-def test_leaving_forgets_the_swarm_and_keeps_the_trained_model(run: Run, tmp_path: Path) -> None:
+def test_leave_removes_the_swarms_files_and_keeps_the_trained_model(run: Run, tmp_path: Path) -> None:
     before = names(state(tmp_path / "state"))
     gone = ["choices.json", "peers.json", "seen"]
     asked = run("leave", "--state-dir", tmp_path / "state")
@@ -67,7 +67,7 @@ def test_leaving_forgets_the_swarm_and_keeps_the_trained_model(run: Run, tmp_pat
     said = run("leave", "--yes", "--json", "--state-dir", tmp_path / "state")
     assert (json.loads(said.out)["removed"], names(tmp_path / "state")) == (gone, before - {*gone})
     for wrong in ("none", "project"):
-        # Somebody's project (if a script's variable is empty) may have its own checkpoints.
+        # Another project's folder, given by mistake, may have other checkpoints.
         (tmp_path / "project" / "checkpoints").mkdir(parents=True, exist_ok=True)
         assert run("leave", "--everything", "--yes", "--state-dir", tmp_path / wrong).code == 6
     assert (tmp_path / "project" / "checkpoints").exists()
@@ -76,7 +76,7 @@ def test_leaving_forgets_the_swarm_and_keeps_the_trained_model(run: Run, tmp_pat
 
 
 @pytest.mark.net
-def test_on_a_terminal_no_word_is_split_and_nothing_is_removed_without_a_yes(tmp_path: Path) -> None:
+def test_on_a_terminal_leave_asks_first_and_splits_no_words(tmp_path: Path) -> None:
     folder = state(tmp_path / "state")
     ours, theirs = terminal()
     command = [sys.executable, "-m", "swarmd", "leave", "--everything", "--state-dir", str(folder)]
@@ -94,14 +94,12 @@ def test_on_a_terminal_no_word_is_split_and_nothing_is_removed_without_a_yes(tmp
     ).replace("lock, ", "")
 
 
-def test_leaving_with_everything_removes_the_files_of_swarmd_and_nothing_else(
-    run: Run, tmp_path: Path
-) -> None:
+def test_leave_with_everything_removes_only_files_of_swarmd(run: Run, tmp_path: Path) -> None:
     state(tmp_path / "state")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text("not ours")
     (tmp_path / "state" / "checkpoints.old").symlink_to(tmp_path / "outside")
-    (tmp_path / "state" / "choices.json.old").touch()  # the swarm joined before a restore
+    (tmp_path / "state" / "choices.json.old").touch()  # a file of the swarm that was joined before a restore
     said = run("leave", "--everything", "--yes", "--state-dir", tmp_path / "state")
     assert (
         said.code == 0
@@ -110,8 +108,8 @@ def test_leaving_with_everything_removes_the_files_of_swarmd_and_nothing_else(
     assert names(tmp_path / "state") == {"notes of mine.txt"} and (tmp_path / "outside" / "file").exists()
 
 
-def test_leaving_with_everything_from_a_folder_that_stays(run: Run, tmp_path: Path) -> None:
-    """A container's volume stays, and a link cannot be removed as a folder either."""
+def test_leave_with_everything_keeps_a_folder_that_cannot_be_removed(run: Run, tmp_path: Path) -> None:
+    """A container's volume cannot be removed, and a link cannot be removed like a folder."""
     state(tmp_path / "real")
     (tmp_path / "real" / "notes of mine.txt").unlink()
     (tmp_path / "state").symlink_to(tmp_path / "real")
@@ -119,9 +117,9 @@ def test_leaving_with_everything_from_a_folder_that_stays(run: Run, tmp_path: Pa
     assert said.code == 0 and list((tmp_path / "real").iterdir()) == []
 
 
-def test_every_file_of_a_state_folder_is_known() -> None:
+def test_every_file_of_a_state_folder_is_known_to_leave() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    text = text.partition("## What a state folder holds\n")[2].partition("What is damaged")[0]
+    text = text.partition("## What a state folder holds\n")[2].partition("\nDamaged files")[0]
     named = {
         name.rstrip("/")
         for name in re.findall(r"[a-z]+(?:\.[a-z]+|/)|\b(?:seen|reputation|sequence|lock)\b(?=  |,)", text)
@@ -135,13 +133,13 @@ def test_every_file_of_a_state_folder_is_known() -> None:
 
 
 @pytest.mark.net
-def test_leaving_stops_the_node_first(run: Run, tmp_path: Path) -> None:
+def test_leave_stops_the_node_first(run: Run, tmp_path: Path) -> None:
     with node(tmp_path) as told:
         said = run("leave", "--yes", "--state-dir", tmp_path)
     assert said.code == 0 and told == ["stop"] and "the node stops" in said.err
 
 
-def test_leaving_is_refused_while_a_service_would_restart_the_node(run: Run, tmp_path: Path) -> None:
+def test_leave_is_rejected_while_a_service_would_restart_the_node(run: Run, tmp_path: Path) -> None:
     unit = tmp_path / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
     unit.parent.mkdir(parents=True)
     unit.write_text(f"[Service]\nExecStart=swarmd join --state-dir {tmp_path / 'state'}\n")
@@ -153,14 +151,16 @@ def test_leaving_is_refused_while_a_service_would_restart_the_node(run: Run, tmp
         and (tmp_path / "state" / "choices.json").exists()
     )
     assert run("leave", "--yes", "--state-dir", state(tmp_path / "st")).code == 0, (
-        "of a folder whose name begins with it"
+        "the service of another folder with the same prefix counted"
     )
     odd = tmp_path / "100% $mine"
     unit.write_bytes(user_service("linux", odd, tmp_path).content)
     assert run("leave", "--yes", "--state-dir", state(odd)).code == 2
 
 
-def test_logs_are_readable_lines(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_are_printed_as_readable_lines(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state(tmp_path)
     monkeypatch.setenv("TZ", "JST-9")
     time.tzset()
@@ -174,7 +174,7 @@ def test_logs_are_readable_lines(run: Run, tmp_path: Path, monkeypatch: pytest.M
     assert for_people("plain \x1b[31mtext") == "plain \\x1b[31mtext"
 
 
-def test_a_log_is_followed_over_its_rotation(tmp_path: Path) -> None:
+def test_a_log_is_followed_across_its_rotation(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("one\ntwo\nthree\n")
     with contextlib.closing(lines_of(log, 2, follow=True)) as lines:
@@ -206,7 +206,9 @@ def test_a_report_lists_its_contents_and_leaves_secrets_out(
         and "nothing was sent" in said.err
         and out.stat().st_mode & 0o777 == 0o600
     )
-    assert "node starts" not in said.out and len(said.out) < 1000, "no terminal: names and sizes alone"
+    assert "node starts" not in said.out and len(said.out) < 1000, (
+        "without a terminal only names and sizes are printed"
+    )
     with zipfile.ZipFile(out) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     expected = {
@@ -224,12 +226,12 @@ def test_a_report_lists_its_contents_and_leaves_secrets_out(
     everything = b"".join(files.values())
     for hidden in (secret, b"pa55", b"192.0.2.7", b"0123456789abcdef", b"hf_abc", str(tmp_path).encode()):
         assert hidden not in everything
-    assert files["events.jsonl"] == events.encode(), "a recording is whole, whatever its size"
+    assert files["events.jsonl"] == events.encode(), "a large recording was truncated"
     assert files["trainer.log"] == b"GET http://<secret>@<address>/x?token=<secret> <secret>\n"
     assert run("bug-report", "--yes", "--out", out, "--state-dir", folder).code == 2
 
 
-def test_a_report_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path) -> None:
+def test_a_report_on_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
@@ -269,12 +271,12 @@ def test_secrets_and_addresses_are_left_out_of_a_report(text: str, left: str) ->
     assert "203.0.113.7" not in text or "203.0.113.7" in redacted(text, Path("/"), addresses=False)
 
 
-def test_a_home_with_letters_beyond_ascii_is_left_out_of_json_too() -> None:
+def test_a_home_folder_with_non_ascii_letters_is_also_left_out_of_json() -> None:
     home = Path("/home/Zoë")
     text = json.dumps({"state_dir": f"{home}/swarmd"}) + f" {home}/swarmd"
     assert redacted(text, home, addresses=False) == '{"state_dir": "~/swarmd"} ~/swarmd'
 
 
-def test_a_long_word_takes_no_time() -> None:
-    text = "a." * 1_000_000  # more than the end of a log, which would take minutes
+def test_a_long_word_is_searched_quickly() -> None:
+    text = "a." * 1_000_000  # longer than any text in a report; a slow pattern would take minutes
     assert redacted(text, Path("/"), addresses=True) == text

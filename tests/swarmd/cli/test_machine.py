@@ -1,4 +1,4 @@
-"""`swarmd doctor model`, `export`, `chat` and `serve`, as people and scripts meet them."""
+"""`swarmd doctor model`, `export`, `chat` and `serve`, as people and scripts use them."""
 
 import json
 import random
@@ -27,7 +27,7 @@ from tests.swarmd.policy.conftest import make_model, open_policy
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """The state folder of a node that has trained tiny for a round or two."""
+    """Return the state folder of a node that has trained tiny for a round or two."""
     policy = open_policy("tiny")
     state = random.Random(0).getstate()
     Checkpoints(tmp_path / "state" / "checkpoints").save(RunState(2, 0, state, state, ()), policy.files())
@@ -37,10 +37,10 @@ def trained(tmp_path: Path) -> Path:
 
 
 @pytest.mark.net
-def test_doctor_alone_checks_model_and_network(
+def test_doctor_without_a_topic_checks_model_and_network(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the folder that the environment names; the network is looked at if the model cannot be used, too."""
+    """The folder is from the environment. The network is also checked if the model cannot be used."""
     remember(resolve(None, {}, {"model": "tiny-latent"}), tmp_path)
     monkeypatch.setenv("SWARMD_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
@@ -55,7 +55,7 @@ def test_doctor_alone_checks_model_and_network(
 def test_doctor_model_shows_the_plan(run: Run, tmp_path: Path) -> None:
     remember(resolve(None, {}, {"model": "tiny-latent"}), tmp_path)
     said = run("doctor", "model", "--device", "cpu", "--state-dir", tmp_path)
-    assert said.out.startswith("tiny-latent: ")  # the settings of the next join
+    assert said.out.startswith("tiny-latent: ")  # by the settings of the next join
     said = run("doctor", "model", "--model", "tiny", "--device", "cpu", "--state-dir", tmp_path)
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("tiny: 851,584 parameters, on cpu") and "851,584 × 4 B" in said.out
@@ -68,8 +68,8 @@ def test_doctor_model_shows_the_plan(run: Run, tmp_path: Path) -> None:
     ) == (1, True, "float32", None)
 
 
-def test_one_prediction_of_memory_and_time(run: Run, tmp_path: Path) -> None:
-    """`models` and `doctor model` say the same; a node with tiny used 0.87 GB in all its processes."""
+def test_all_commands_predict_the_same_memory_and_time(run: Run, tmp_path: Path) -> None:
+    """`models` and `doctor model` agree. All processes of a node with tiny used 0.87 GB."""
     common = ("--device", "cpu", "--state-dir", tmp_path)
     listed = json.loads(run("models", "--device", "cpu", "--json").out)["models"]
     (tiny,) = (model for model in listed if model["name"] == "tiny")
@@ -85,7 +85,7 @@ def test_one_prediction_of_memory_and_time(run: Run, tmp_path: Path) -> None:
     assert "did you mean tiny?" in run("doctor", "model", "tyni").err
 
 
-def test_an_export_of_nothing_trained_says_so(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_an_export_without_a_trained_model_gives_a_message(run: Run, trained: Path, tmp_path: Path) -> None:
     file = trained / "metrics.jsonl"
     for tokens, said in ((0, True), (5, False)):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -96,7 +96,7 @@ def test_an_export_of_nothing_trained_says_so(run: Run, trained: Path, tmp_path:
         assert ("Not trained yet" in (out / "README.md").read_text()) == said
 
 
-def test_doctor_model_of_a_model_that_cannot_fit(run: Run, tmp_path: Path) -> None:
+def test_doctor_model_reports_a_model_that_does_not_fit(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
     config = json.loads((tmp_path / "config.json").read_text()) | {
         "hidden_size": 2**16,
@@ -111,7 +111,7 @@ def test_doctor_model_of_a_model_that_cannot_fit(run: Run, tmp_path: Path) -> No
     assert run("doctor", "model", "--model", "./nowhere").code == 3
 
 
-def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_export_works_while_a_node_uses_the_folder(run: Run, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with StateFolder.open(trained):
         said = run("export", "--state-dir", trained, out, "--json")
@@ -129,7 +129,7 @@ def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: 
 @pytest.mark.parametrize(
     "chosen, said", [("tiny-9-strict", "tiny-9-strict"), ("/none/fractions.py", "fractions")]
 )
-def test_the_card_names_the_curriculum_that_was_joined(
+def test_the_model_card_names_the_joined_curriculum(
     run: Run, trained: Path, tmp_path: Path, chosen: str, said: str
 ) -> None:
     (trained / "choices.json").write_text(json.dumps({"schema": 1, "curriculum": chosen}))
@@ -137,7 +137,7 @@ def test_the_card_names_the_curriculum_that_was_joined(
     assert document["model"]["curriculum"] == said
 
 
-def test_an_export_for_ollama(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_export_writes_a_folder_for_ollama(run: Run, trained: Path, tmp_path: Path) -> None:
     said = run("export", "--state-dir", trained, tmp_path / "out", "--ollama")
     assert said.code == 0 and "swarmd export --gguf model.gguf" in said.err
     lines = (tmp_path / "out" / "Modelfile").read_text().splitlines()
@@ -146,7 +146,7 @@ def test_an_export_for_ollama(run: Run, trained: Path, tmp_path: Path) -> None:
     assert refused.code == 2 and not (tmp_path / "other").exists()
 
 
-def test_an_export_as_a_gguf_file(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_export_writes_a_gguf_file(run: Run, trained: Path, tmp_path: Path) -> None:
     said = run("export", "--gguf", tmp_path / "mine", "--state-dir", trained)
     assert (said.code, said.out) == (0, f"{tmp_path / 'mine.gguf'}\n") and "hf upload" not in said.err
     assert [path.name for path in tmp_path.glob("*mine*")] == ["mine.gguf"]
@@ -158,23 +158,23 @@ def test_an_export_as_a_gguf_file(run: Run, trained: Path, tmp_path: Path) -> No
         assert both.code == 2 and "Give one of them" in both.err
 
 
-def test_exports_that_are_refused(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_invalid_exports_are_rejected(run: Run, trained: Path, tmp_path: Path) -> None:
     assert run("export", "--state-dir", trained, tmp_path / "a", "--adapter").code == 2
     empty = run("export", "--state-dir", tmp_path / "empty")
     assert empty.code == 2 and "swarmd join" in empty.err
 
 
-def test_chat_with_the_newest_checkpoint(
+def test_chat_uses_the_latest_checkpoint(
     run: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "Random", lambda: random.Random(5))
     with StateFolder.open(trained):
         one = run("chat", "What is 12 + 30?", "--temperature", "0", "--state-dir", trained)
     assert (one.code, one.err) == (0, "") and one.out.startswith("<answer>")
-    assert run("chat", "", "--state-dir", trained).code == 0  # it is no line of a conversation
+    assert run("chat", "", "--state-dir", trained).code == 0  # an empty question is skipped
     lines = f"What is 12 + 30?\n{'x ' * 3000}\n\nWhat is 12 + 30?\n"
     said = run("chat", "--temperature", "0", "--state-dir", trained, stdin=lines)
-    # The long one is left out with its reason, and after an empty line the first question is the first again
+    # The too long question is rejected with a reason; after an empty line, a new conversation begins.
     assert (said.code, said.out) == (0, 2 * one.out)
     assert "2 rounds trained" in said.err and "context is 1,024" in said.err
     assert "It trains on tiny-9, and knows nothing else" in said.err
@@ -201,6 +201,6 @@ def test_serve_answers_until_ctrl_c(trained: Path) -> None:
     assert (process.returncode, said.splitlines()) == (0, ["tiny, 2 rounds trained. Ctrl-C ends."])
 
 
-def test_serve_needs_an_address(run: Run, trained: Path) -> None:
+def test_serve_without_an_address_gives_a_message(run: Run, trained: Path) -> None:
     said = run("serve", "--listen", "nowhere at all", "--state-dir", trained)
     assert (said.code, "neither host:port nor a port" in said.err) == (2, True)

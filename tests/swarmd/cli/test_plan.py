@@ -1,4 +1,4 @@
-"""`swarmd plan replay`: real measurements of the tiny model, and plans from figures of any size."""
+"""`swarmd plan replay`: real measurements of the tiny model, and plans from given figures."""
 
 import json
 import tomllib
@@ -22,14 +22,14 @@ def measured(mu: float) -> Measured:
 
 
 @pytest.mark.parametrize("mu", [0.6, 1.0, 4.9])
-def test_cheap_generation_advises_to_leave_replay_off(mu: float) -> None:
+def test_with_cheap_generation_the_advice_is_to_leave_replay_off(mu: float) -> None:
     made = plan(measured(mu), 4, 4, 8)
     assert not made.pays
     assert any("cannot pay" in line and "off" in line for line in lines(made))
     assert not any("mode =" in line for line in lines(made))
 
 
-def test_expensive_generation_gives_the_plan_of_the_theorem() -> None:
+def test_with_expensive_generation_the_plan_follows_the_theorem() -> None:
     made = plan(measured(6.84), 8, 0, 8)
     best = best_reuse(6.84, RHO, ALPHA)
     assert made.pays and made.new == 8
@@ -39,14 +39,14 @@ def test_expensive_generation_gives_the_plan_of_the_theorem() -> None:
     assert 0 < made.gamma < 1 and 0 < made.same_progress < 1
     text = "\n".join(lines(made))
     configured = tomllib.loads(text[text.index("    [replay]") : text.index("Assumed")])
-    NodeConfig.model_validate(configured)  # every key of it is one
+    NodeConfig.model_validate(configured)  # every key of the plan is a valid setting
     replay = {"mode": "on", "size": made.size, "batch": 8, "updates_per_round": made.updates}
     assert configured == {"replay": replay}
     assert "Assumed: rho = 0.1, alpha = 0.15" in text
 
 
-def test_rollouts_of_other_nodes_cost_no_generating() -> None:
-    """With I = J = 4 a new rollout costs half of the cost to generate one."""
+def test_external_rollouts_cost_no_generation() -> None:
+    """With I = J = 4, a new rollout costs half as much as generating one."""
     made = plan(measured(6.0), 4, 4, 8)
     assert (made.own, made.new, made.mu, made.pays) == (4, 8, 3.0, False)
     assert made.theorem == best_reuse(3.0, RHO, ALPHA)
@@ -57,19 +57,19 @@ def test_rollouts_of_other_nodes_cost_no_generating() -> None:
     )  # fmt: skip
 
 
-def test_a_node_that_generates_nothing_cannot_plan_reuse() -> None:
+def test_a_node_that_generates_nothing_gets_no_plan() -> None:
     config = NodeConfig.model_validate({"round": {"local": 0, "external": 8}})
     with pytest.raises(ConfigError, match=r"round\.local is 0: .* Set round\.local above 0"):
         plan_replay(config, 1, RHO, ALPHA)
 
 
-def test_the_pool_always_holds_a_batch_and_a_round_always_updates() -> None:
+def test_every_plan_has_room_for_a_batch_and_at_least_one_update_a_round() -> None:
     made = plan(measured(5.0), 1, 0, 32)
     assert made.size >= made.batch == 32 and made.updates == 1
 
 
-def test_an_update_that_float16_left_out_is_made_again() -> None:
-    """Its first scale of the loss may be too large, and takes a step or two to fit."""
+def test_an_update_skipped_in_float16_is_repeated() -> None:
+    """The first loss scale may be too large, and is reduced over a step or two."""
     reports = iter([UpdateReport(skipped=1)] * 2 + [UpdateReport(tokens=4)] * 2 + [UpdateReport()])
     said = Generation((Completion("a", ended=True),) * 2, Tokens(((1,),) * 2, ((0.0,),) * 2))
     policy: Any = SimpleNamespace(generate=lambda *_: [said], update=lambda *_: next(reports))
@@ -82,7 +82,7 @@ def test_an_update_that_float16_left_out_is_made_again() -> None:
 
 
 @pytest.mark.slow
-def test_the_plan_is_measured_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_uses_measurements_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "replay", "--model", "tiny", "--device", "cpu", "--rounds", "2", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["schema"] == 1 and told["assumed"] == {"rho": RHO, "alpha": ALPHA}
@@ -95,7 +95,7 @@ def test_the_plan_is_measured_on_this_machine(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_measuring_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine of another package leaves a server and a copy of the weights otherwise."""
+    """Otherwise a plug-in engine would leave a server and a copy of the weights behind."""
     closed, close = list[LanguagePolicy](), LanguagePolicy.close
 
     def noted(policy: LanguagePolicy) -> None:

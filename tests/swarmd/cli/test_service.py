@@ -1,6 +1,4 @@
-"""`swarmd service`: the unit file, and the commands to the service manager, through one that records its
-calls.
-"""
+"""`swarmd service`: the unit file, and the commands to a stand-in for the service manager."""
 
 import json
 import os
@@ -28,13 +26,13 @@ esac
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The path of the unit file: `run` sets its own configuration folders."""
+    """Return the path of the unit file; `run` uses temporary configuration folders."""
     return tmp_path / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
 
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `systemctl` on PATH that writes down its calls; it refuses the commands in the file `fails`."""
+    """Put a `systemctl` on PATH that records its calls and fails for the commands in the file `fails`."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "systemctl"
@@ -49,7 +47,7 @@ def calls(manager: Path) -> list[str]:
     return (manager / "calls").read_text().splitlines() if (manager / "calls").exists() else []
 
 
-def test_a_service_is_installed_shown_and_uninstalled(run: Run, manager: Path, unit: Path) -> None:
+def test_a_service_can_be_installed_shown_and_uninstalled(run: Run, manager: Path, unit: Path) -> None:
     assert json.loads(run("service", "status", "--json").out)["installed"] is False
     printed = run("service", "install", "--print").out
     assert not unit.exists() and "is-active" not in "".join(calls(manager)[1:])
@@ -63,10 +61,10 @@ def test_a_service_is_installed_shown_and_uninstalled(run: Run, manager: Path, u
     }  # fmt: skip
     assert run("service", "uninstall").code == 0
     assert calls(manager)[-1] == "--user disable --now swarmd.service" and not unit.exists()
-    assert run("service", "uninstall").code == 2  # it is not there
+    assert run("service", "uninstall").code == 2  # it is not installed
 
 
-def test_a_service_with_other_contents_is_never_written_over(run: Run, manager: Path, unit: Path) -> None:
+def test_a_service_file_with_other_contents_is_never_overwritten(run: Run, manager: Path, unit: Path) -> None:
     unit.parent.mkdir(parents=True)
     unit.write_text(mine := "[Service]\nExecStart=/opt/mine\n")
     said = run("service", "install")
@@ -78,7 +76,7 @@ def test_a_service_with_other_contents_is_never_written_over(run: Run, manager: 
     assert run("service", "install").code == 0
 
 
-def test_a_manager_that_refuses_leaves_nothing_behind(run: Run, manager: Path, unit: Path) -> None:
+def test_a_failing_service_manager_leaves_no_unit_behind(run: Run, manager: Path, unit: Path) -> None:
     (manager / "fails").write_text("enable")
     said = run("service", "install")
     assert (
@@ -89,7 +87,7 @@ def test_a_manager_that_refuses_leaves_nothing_behind(run: Run, manager: Path, u
     assert not unit.exists()
 
 
-def test_without_a_manager_the_command_says_so(
+def test_without_a_service_manager_the_command_gives_a_message(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -101,9 +99,9 @@ def test_without_a_manager_the_command_says_so(
     assert "not on win32" in run("service", "install").err
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 @pytest.mark.parametrize("folder", ["state", 'my node\'s 100% $HOME; \\ "state"'])
-def test_systemd_reads_the_command_as_it_is_meant(tmp_path: Path, folder: str) -> None:
+def test_systemd_reads_the_command_as_intended(tmp_path: Path, folder: str) -> None:
     service = user_service("linux", tmp_path / folder, tmp_path)
     unit = tmp_path / "swarmd.service"
     unit.write_bytes(service.content)
@@ -117,18 +115,18 @@ def test_systemd_reads_the_command_as_it_is_meant(tmp_path: Path, folder: str) -
         timeout=TIMEOUT_S,
         check=False,
     )
-    # Its messages about other units of this machine are not about our unit.
+    # Ignore messages about other units of this machine.
     said = [line for line in (checked.stdout + checked.stderr).splitlines() if unit.name in line]
     assert (checked.returncode, said) == (0, [])
 
 
-def test_letters_that_systemd_reads_in_its_own_way_are_escaped(tmp_path: Path) -> None:
+def test_characters_with_a_meaning_for_systemd_are_escaped(tmp_path: Path) -> None:
     service = user_service("linux", Path('/x/100% $HOME "a" \\ b;'), tmp_path)
     assert service.content.count(b'--state-dir "/x/100%% $$HOME \\"a\\" \\\\ b;"\n') == 1
     assert user_service("linux", Path("/x/état"), tmp_path).content.count('"/x/état"\n'.encode()) == 1
 
 
-def test_the_agent_for_launchd(tmp_path: Path) -> None:
+def test_on_macos_an_agent_for_launchd_is_installed(tmp_path: Path) -> None:
     service = user_service("darwin", tmp_path / "state", tmp_path)
     agent = plistlib.loads(service.content)
     assert service.file == tmp_path / "Library" / "LaunchAgents" / "org.swarmd.node.plist"
@@ -139,6 +137,6 @@ def test_the_agent_for_launchd(tmp_path: Path) -> None:
     assert [command[1] for command in service.start] == ["bootstrap"] and service.stop[1] == "bootout"
 
 
-def test_a_path_that_no_unit_can_hold_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_a_unit_cannot_contain_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="control characters"):
         user_service("linux", tmp_path / "a\nb", tmp_path)

@@ -1,4 +1,4 @@
-"""The view of a running node for people and programs, on wide and narrow terminals, and without a reader."""
+"""Views of a running node for people and programs, on wide and narrow terminals, also without a reader."""
 
 import fcntl
 import io
@@ -74,7 +74,7 @@ LAST = convert(_LAST, RoundLine)
 
 
 def status_of(**changes: Any) -> Status:
-    """Return a node's status, with changes as its JSON has them."""
+    """Return a node's status with changes, which have the form of its JSON."""
     shown = {
         "schema": 1,
         "state": "training",
@@ -182,14 +182,14 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
             "● training|away the month's 20 GB are used up; it comes back on 1 May; join",
         ),
         (
-            # A full disk pauses it, and its user too.
+            # Paused by a full disk and by its user.
             PAUSE | {"cause": "the disk is full", "pauses": [BY_USER]},
             60,
             24,
             "the disk is full → swarmd resume|paused you paused it; it goes on with swarmd resume model",
         ),
         (
-            # Only the first round has lasted so long.
+            # A node that is still in a long first round.
             {"cause": "the first round", "since": 1_700_000_000.0, "trouble": {"cause": "c", "remedy": "r"}},
             60,
             24,
@@ -205,7 +205,7 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained
         ),
     ],
 )
-def test_nothing_is_cut_off_if_there_is_room(
+def test_nothing_is_truncated_if_there_is_room(
     changes: dict[str, Any], width: int, height: int, wanted: str
 ) -> None:
     lines = drawn(status_of(**changes), width, height)
@@ -224,14 +224,14 @@ def test_technical_figures_are_shown_only_on_demand() -> None:
     assert "KL from the start" in " ".join(drawn(status_of(kl={"round": 110, "value": 0.00731}), 120, 40))
 
 
-def test_singular_has_no_plural_s_and_unknown_values_are_a_dash() -> None:
+def test_one_has_no_plural_s_and_unknown_values_are_shown_as_a_dash() -> None:
     assert ", 1 peer, " in round_sentence(replace(LAST, peers=1)) and ", 0 peers, " in round_sentence(
         replace(LAST, peers=0)
     )
     assert "reward –, learnt from 3" in round_sentence(replace(LAST, reward_mean=None))
 
 
-def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
+def test_the_page_can_be_drawn_with_little_or_no_data() -> None:
     assert drawn(None, 60, 24, events=0) == ["starting …"] and drawn(None, 60, 24)[0].startswith("event 1: ")
     for shown in (
         Status(),
@@ -245,10 +245,10 @@ def test_the_curve_follows_the_values() -> None:
     rising = area([0.0, 1.0], 10, 4, 1.0)
     assert rising == ["     █████", "     █████", "     █████", "▁▁▁▁▁█████"]
     assert area([0.5], 3, 4, 1.0) == ["   ", "   ", "███", "███"]
-    assert area([0.3, 2.0], 2, 1, 1.0) == ["▂█"]  # in eighths, and never beyond the top
+    assert area([0.3, 2.0], 2, 1, 1.0) == ["▂█"]  # in eighths, and not above the top
 
 
-def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plain_line_is_printed_once_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     view = PlainView(out)
     for _ in range(3):
@@ -258,7 +258,7 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
     view.round(LAST)
     view.talk("peer \x1b[2J connected")
     view.status(status_of(trouble=TROUBLE))
-    view.status(status_of(away=[AWAY]))  # it has left the swarm, and is without trouble in it
+    view.status(status_of(away=[AWAY]))  # a node that left the swarm has no trouble in it
     view.close()
     assert out.getvalue().splitlines() == [
         f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32, engine libp2p",
@@ -277,7 +277,7 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
-def test_a_long_start_is_told_ever_more_seldom() -> None:
+def test_a_long_start_is_reported_less_and_less_often() -> None:
     out, clock, begun = io.StringIO(), Clock(0.0), time.time()
     view = PlainView(out, clock)
     for seconds in range(1200):
@@ -287,8 +287,8 @@ def test_a_long_start_is_told_ever_more_seldom() -> None:
     assert told[:3] == [5, 10, 15] and 15 < len(told) < 30
 
 
-def test_lines_are_broken_between_words_on_a_terminal_alone() -> None:
-    """An address stays whole, to be copied."""
+def test_lines_are_broken_between_words_and_only_on_a_terminal() -> None:
+    """An address is not broken, so that it can be copied."""
     trouble = {"cause": "no peer is heard: " + "and no member was found " * 4, "remedy": "wait"}
     lines = [line for line in status_lines(status_of(trouble=trouble)) if PEER not in line]
     ours, theirs = terminal()
@@ -305,7 +305,7 @@ def test_lines_are_broken_between_words_on_a_terminal_alone() -> None:
     assert pipe.getvalue().splitlines() == lines
 
 
-def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
+def test_with_json_stdout_has_only_data_and_messages_go_to_stderr() -> None:
     out, talk = io.StringIO(), io.StringIO()
     view = JsonView(out, talk)
     view.status(status_of())
@@ -328,7 +328,7 @@ view.close()
 
 
 @pytest.mark.net
-def test_a_full_pipe_does_not_hold_the_node_up() -> None:
+def test_a_full_pipe_does_not_block_the_node() -> None:
     read, write = os.pipe()
     with os.fdopen(read) as reader, os.fdopen(write, "w") as out:
         talk = io.StringIO()
@@ -337,14 +337,14 @@ def test_a_full_pipe_does_not_hold_the_node_up() -> None:
             view.round(RoundLine(round=number))
         os.set_blocking(read, False)
         rounds = [json.loads(line)["round"] for line in reader]
-        assert rounds == list(range(len(rounds))), "whole lines, the first ones"
+        assert rounds == list(range(len(rounds))), "the first lines were not written completely"
         view.round(RoundLine(round=5000))
         assert json.loads(next(reader))["round"] == 5000
         full, again = talk.getvalue().splitlines()
         assert "it is full" in full and again.endswith(f"left out: {5000 - len(rounds)}")
 
 
-def test_a_view_nobody_reads_falls_silent_and_the_node_goes_on() -> None:
+def test_a_view_without_a_reader_stops_and_the_node_continues() -> None:
     pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with killed_after(subprocess.Popen([sys.executable, "-c", NO_READER], text=True, **pipes)) as process:
         assert process.stdout and process.stdin and process.stderr
@@ -373,8 +373,8 @@ view.close()
 
 
 @pytest.mark.net
-def test_a_watch_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As `swarmd status --watch | head -1`; and a terminal that cannot draw gets lines."""
+def test_a_watch_without_a_reader_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As with `swarmd status --watch | head -1`. A terminal that cannot draw gets lines."""
     told = iter([status_of(), PAUSED])
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setattr("swarmd.cli.status.ask", lambda *_: next(told))
@@ -416,7 +416,7 @@ view.close()
 
 
 @pytest.mark.net
-def test_a_terminal_that_takes_nothing_stops_no_node() -> None:
+def test_a_blocked_terminal_does_not_block_the_node() -> None:
     ours, theirs = terminal()
     environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8"}
     process = subprocess.Popen(
@@ -445,12 +445,12 @@ while True:
 """
 
 
-def test_a_view_that_was_stopped_and_goes_on_in_the_background_draws_nothing() -> None:
-    """Ctrl-Z gives the shell its screen back; `bg` leaves it alone; `fg` draws again."""
+def test_a_view_in_the_background_draws_nothing() -> None:
+    """Ctrl-Z restores the shell's screen, `bg` does not draw on it, and `fg` draws again."""
     ours, theirs = terminal()
     environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8"}
 
-    def with_terminal() -> None:  # a shell's child: its session's terminal, and a group in the foreground
+    def with_terminal() -> None:  # like a shell's child: a terminal of its session, a foreground group
         os.setsid()
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
@@ -484,7 +484,7 @@ def test_a_view_that_was_stopped_and_goes_on_in_the_background_draws_nothing() -
     rest_of(ours)
 
 
-def test_a_live_view_draws_its_input_and_can_be_closed_twice() -> None:
+def test_a_live_view_draws_its_status_and_can_be_closed_twice() -> None:
     out = io.StringIO()
     view = LiveView(
         Console(file=out, force_terminal=True, width=80, height=24, color_system=None, legacy_windows=False),
@@ -496,11 +496,11 @@ def test_a_live_view_draws_its_input_and_can_be_closed_twice() -> None:
     view.close()
     view.close()
     assert "something happened" in out.getvalue()
-    _, _, left = out.getvalue().partition("\x1b[?1049l")  # back on the ordinary screen, for good
+    _, _, left = out.getvalue().partition("\x1b[?1049l")  # the final return to the ordinary screen
     assert "\x1b[?1049h" in out.getvalue() and left.count("● training") == 1
 
 
-def test_the_status_as_lines() -> None:
+def test_the_status_is_printed_as_lines() -> None:
     lost = {"state": "restarting", "cause": "the trainer was lost", "remedy": "it starts again now"}
     gone = [{"pid": None, "restarts": number} for number in (0, 1)]
     assert not any(line.startswith("trainer") for line in status_lines(status_of(trainer=gone[0])))
@@ -524,7 +524,7 @@ def test_the_status_as_lines() -> None:
     assert state_sentence(Status(state=NodeState.TRAINING)) == "training"
 
 
-def test_a_round_says_how_many_rollouts_taught_something_and_how_the_answers_ended() -> None:
+def test_a_rounds_line_has_informative_rollouts_and_how_answers_ended() -> None:
     learnt = round_sentence(LAST)
     assert "learnt from 3 of 7 rollouts (4 own, 3 of other nodes)" in learnt
     assert "32 answers of 12 tokens (25 % cut, 50 % in the asked form)" in learnt
@@ -533,7 +533,7 @@ def test_a_round_says_how_many_rollouts_taught_something_and_how_the_answers_end
     assert "answers" not in round_sentence(replace(LAST, answers=AnswerFigures(0)))
 
 
-def test_the_status_says_how_far_a_long_round_is_and_why_nothing_is_learnt() -> None:
+def test_the_status_shows_a_rounds_progress_and_why_nothing_is_learnt() -> None:
     told = {"stage": "generate", "done": 12, "of": 32, "left": 118.0}
     lines = status_lines(status_of(progress=told, learning={"cause": "all wrong", "remedy": "choose easier"}))
     assert {"now      answers 12 of 32, about 2 min left", "learning all wrong; choose easier"} <= {*lines}
@@ -542,7 +542,7 @@ def test_the_status_says_how_far_a_long_round_is_and_why_nothing_is_learnt() -> 
     assert progress_words(StageProgress(**told), 0.06).endswith("this node 6 % of a core")
 
 
-def test_the_newest_answers_are_shown_as_text() -> None:
+def test_the_latest_answers_are_shown_as_text() -> None:
     answers = (("4\x1b[2J", 1.0, True), ("5", 0.25, False))
     shown = ShownRollout(7, "sums", "2 + 2?\nBriefly.", answers)
     assert answer_lines([shown]) == [
@@ -557,7 +557,7 @@ def test_the_newest_answers_are_shown_as_text() -> None:
     assert answer_lines([]) == ["no answers yet: a round has to end first"]
 
 
-def test_peers_as_lines() -> None:
+def test_peers_are_printed_as_lines() -> None:
     peer = KnownPeer(PEER, "brave-otter", None, "relayed", None, frames=12)
     near = replace(peer, address=f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}", direction="inbound")
     assert peer_lines([]) == [
@@ -584,7 +584,7 @@ def test_peers_as_lines() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_the_log_has_each_event_and_rounds_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_every_event_and_a_line_a_minute_for_rounds(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     now, out = [0.0], io.StringIO()
     log_view = LogView(PlainView(out), lambda: now[0])
@@ -615,7 +615,7 @@ def test_the_log_has_each_event_and_rounds_once_a_minute(caplog: pytest.LogCaptu
     assert "connected to brave-otter" in out.getvalue()
 
 
-def test_an_event_that_is_a_state_too_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_that_is_also_a_state_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     out = io.StringIO()
     view = LogView(PlainView(out))
@@ -632,7 +632,7 @@ def test_an_event_that_is_a_state_too_is_told_once(caplog: pytest.LogCaptureFixt
     assert out.getvalue().count("stuck:") == 2
 
 
-def test_off_a_terminal_rounds_get_a_line_a_minute_and_none_is_lost() -> None:
+def test_without_a_terminal_rounds_get_a_line_a_minute_and_all_are_counted() -> None:
     now, out = [0.0], io.StringIO()
     view = PlainView(out, lambda: now[0])
     for number in range(1, 1201):  # ten a second, for two minutes
@@ -647,7 +647,7 @@ def test_off_a_terminal_rounds_get_a_line_a_minute_and_none_is_lost() -> None:
     )
 
 
-def test_a_start_that_takes_long_says_how_long_every_five_seconds() -> None:
+def test_a_long_start_shows_its_duration_every_five_seconds() -> None:
     now, out = [0.0], io.StringIO()
     view = PlainView(out, lambda: now[0])
     shown = status_of(
@@ -665,7 +665,7 @@ def test_a_start_that_takes_long_says_how_long_every_five_seconds() -> None:
     assert out.getvalue().splitlines()[6:] == ["training"]
 
 
-def test_imports_before_the_first_status_are_no_blind_wait() -> None:
+def test_the_time_of_imports_before_the_first_status_is_shown() -> None:
     out, told = io.StringIO(), threading.Event()
 
     class Told(PlainView):
@@ -686,7 +686,7 @@ def test_imports_before_the_first_status_are_no_blind_wait() -> None:
     assert lines and out.getvalue().splitlines()[-1] == "training"
 
 
-def test_a_paused_page_is_drawn_seldom_and_at_once_when_something_happens() -> None:
+def test_a_paused_page_is_drawn_rarely_but_at_once_after_an_event() -> None:
     now, out = [0.0], io.StringIO()
     console = Console(
         file=out, force_terminal=True, width=80, height=24, color_system=None, legacy_windows=False

@@ -41,12 +41,13 @@ def test_the_example_has_every_key_with_its_default_and_a_comment() -> None:
             f"add `{lead}{name} = <default>  # <what it does>` to [{section}] in {EXAMPLE.name}"
         )
         assert resolved.origins[key].startswith(str(EXAMPLE)) != (default is None), key
-    # A setting without a default is commented out there; with the comments taken away it must still load.
+    # Settings without a default are commented out in the example; without the comment signs it must still
+    # load.
     load_text = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
     assert set(tomllib.loads(load_text)["model"]) == set(NodeConfig().model.model_dump())
 
 
-def test_the_example_names_every_choice_of_a_setting() -> None:
+def test_the_example_describes_every_choice_of_a_setting() -> None:
     text = EXAMPLE.read_text()
     for section, field in NodeConfig.model_fields.items():
         for name, setting in getattr(field.annotation, "model_fields", {}).items():
@@ -54,15 +55,15 @@ def test_the_example_names_every_choice_of_a_setting() -> None:
             found = re.search(rf"^(# )?{name} = .*(\n +#.*)*", part, re.MULTILINE)
             choices = get_args(setting.annotation) if get_origin(setting.annotation) is Literal else ()
             if (section, name) == ("sharing", "take"):
-                # Other tests may have added strategies from files
+                # Other tests may have added strategies from files.
                 choices = tuple(take for take in TAKES if not take.endswith(".py"))
             for choice in choices:
                 assert found and re.search(rf"\b{choice}\b", found[0]), (
-                    f"say what {section}.{name} = {choice!r} does, beside {name} in {EXAMPLE.name}"
+                    f"describe {section}.{name} = {choice!r} next to {name} in {EXAMPLE.name}"
                 )
 
 
-def test_flag_over_variable_over_file_over_default(tmp_path: Path) -> None:
+def test_a_flag_beats_a_variable_which_beats_the_file(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text(
         '[round]\nlocal = 1\nexternal = 1\ncompletions = 3\n[swarm]\nlisten = ["/ip4/127.0.0.1/tcp/1"]'
@@ -128,7 +129,7 @@ def test_every_key_can_be_set_by_a_variable() -> None:
     assert NODE.variables["SWARMD_MODEL"] == NODE.variables["SWARMD_MODEL_NAME"] == "model.name"
 
 
-def test_an_empty_variable_is_not_set_and_foreign_names_are_left_alone() -> None:
+def test_empty_variables_and_other_programs_variables_are_ignored() -> None:
     assert (
         load(
             None,
@@ -147,7 +148,7 @@ def test_an_empty_variable_is_not_set_and_foreign_names_are_left_alone() -> None
         load(None, {"SWARMD_MODEL_NAME": "a", "SWARMD_MODEL": "b"}, {})
 
 
-def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
+def test_the_mistakes_of_all_sources_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('sed = 1\n[round]\nlocal = "4"\nrounds_ = 3\n[modle]\nx = 1\n')
     with pytest.raises(ConfigError) as wrong:
@@ -250,18 +251,20 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         (b"\xff\xfes\x00e\x00", "node.toml:1: not UTF-8"),
     ],
 )
-def test_each_mistake_names_its_place_and_its_error(tmp_path: Path, text: str | bytes, said: str) -> None:
+def test_the_message_of_each_mistake_names_its_place_and_error(
+    tmp_path: Path, text: str | bytes, said: str
+) -> None:
     told = "\n".join(mistakes(text, tmp_path))
     assert said in told and told.startswith(str(tmp_path / "node.toml"))
 
 
-def test_good_bootstrap_addresses_pass() -> None:
+def test_valid_bootstrap_addresses_are_accepted() -> None:
     hosts = ("ip4/1.2.3.4/tcp/1", "ip6/2001:db8::1/tcp/65535", "dns/a-b.example/tcp/1", "dns4/node_1/tcp/1")
     addresses = tuple(f"/{host}/p2p/{PEER}" for host in hosts)
     assert load(None, {}, {"bootstrap": list(addresses)}).swarm.bootstrap == addresses
 
 
-def test_files_that_cannot_be_read_are_told_with_a_remedy(tmp_path: Path) -> None:
+def test_unreadable_files_give_a_message_with_a_remedy(tmp_path: Path) -> None:
     for path, said in (
         (tmp_path / "absent", "no such file. Start from"),
         (tmp_path, "cannot be read: Is a directory"),
@@ -272,7 +275,7 @@ def test_files_that_cannot_be_read_are_told_with_a_remedy(tmp_path: Path) -> Non
         assert "--config" in str(wrong.value)
 
 
-def test_examples_are_pairs_of_texts(tmp_path: Path) -> None:
+def test_examples_must_be_pairs_of_texts(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text("[model]\nexamples = [['2+2?', ' 4 '], ['3+3?', '6']]")
     config = load(path, {}, {})
@@ -280,7 +283,7 @@ def test_examples_are_pairs_of_texts(tmp_path: Path) -> None:
     assert NodeConfig.model_validate_json(config.model_dump_json()) == config
 
 
-def test_a_line_is_named_only_if_it_is_certain(tmp_path: Path) -> None:
+def test_a_line_number_is_named_only_if_it_is_certain(tmp_path: Path) -> None:
     text = (
         '[model]\nsystem_prompt = """\nname = 3\n"""\nname = 3\n[round]\n local = -1 # local = 3\n"external"'
         " = -1\n"
@@ -289,7 +292,7 @@ def test_a_line_is_named_only_if_it_is_certain(tmp_path: Path) -> None:
     assert [re.sub(r".*node\.toml", "", line).split(": ")[0] for line in told] == ["", ":7", ":8"]
 
 
-def test_a_line_of_blanks_takes_no_time(tmp_path: Path) -> None:
+def test_a_line_of_blanks_is_read_quickly(tmp_path: Path) -> None:
     assert mistakes(" " * 100_000 + "\n[round]\nlocal = -1\n", tmp_path)[0].count("node.toml:3:") == 1
 
 
@@ -316,9 +319,9 @@ STRAY = [
 
 
 def _break(text: str, rng: random.Random) -> str:
-    """The damage when people edit a file, or a disk fails.
+    """Damage a text as an editing mistake or a failing disk would.
 
-    Letters lost or strays put in, lines twice or in capitals, the end cut off.
+    Letters are lost or added, lines are repeated or capitalised, or the end is cut off.
     """
     lines = text.splitlines()
     at = rng.choice([number for number, line in enumerate(lines) if line and not line.startswith("#")])
@@ -333,7 +336,7 @@ def _break(text: str, rng: random.Random) -> str:
     return "\n".join(lines[: rng.choice([at + 1, len(lines), len(lines)])]) + "\n"
 
 
-def test_broken_files_each_say_key_or_line_and_file(tmp_path: Path) -> None:
+def test_messages_about_damaged_files_name_key_or_line_and_file(tmp_path: Path) -> None:
     text, rng = re.sub(r" +# .*", "", EXAMPLE.read_text()), random.Random(500)
     path, broken = tmp_path / "node.toml", 0
     while broken < 200:
@@ -347,7 +350,9 @@ def test_broken_files_each_say_key_or_line_and_file(tmp_path: Path) -> None:
                 assert line.isprintable()
 
 
-def test_a_file_of_own_tasks_is_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_to_own_tasks_is_relative_to_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     for text, path in (

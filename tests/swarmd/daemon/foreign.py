@@ -1,4 +1,4 @@
-"""A child of another version, whose messages this version does not know.
+"""A child process of another version, which sends messages that this version does not know.
 
 `python -m tests.swarmd.daemon.foreign FD`.
 """

@@ -1,4 +1,4 @@
-"""A child that closes its connection and does not exit: `python -m tests.swarmd.daemon.lingering FD`."""
+"""A child that closes its connection but does not exit: `python -m tests.swarmd.daemon.lingering FD`."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""A child that ends a round ten times a second: `python -m tests.swarmd.daemon.playing FD`."""
+"""A child process that ends ten rounds a second: `python -m tests.swarmd.daemon.playing FD`."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""A child that writes more than a log may hold and, when the log was cut, one last line.
+"""A child process that writes more than a log may hold and, once the log was truncated, one last line.
 
 Run it as `python -m tests.swarmd.daemon.talking FD`.
 """

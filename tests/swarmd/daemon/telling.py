@@ -1,4 +1,4 @@
-"""A child that prints last how its OpenMP threads wait: `python -m tests.swarmd.daemon.telling FD`."""
+"""A child process that prints how its OpenMP threads wait: `python -m tests.swarmd.daemon.telling FD`."""
 
 import os
 import sys

@@ -60,7 +60,7 @@ def bootstrap(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[s
 def test_nodes_that_know_only_the_bootstrap_node_find_each_other(
     tmp_path: Path, run: Run, curriculum: str
 ) -> None:
-    """The node is a member of tiny-9 by default, and passes on other curricula's messages too."""
+    """The bootstrap node is a member of tiny-9 by default, and also forwards other curricula's messages."""
     with ExitStack() as stack:
         process, said = stack.enter_context(bootstrap(tmp_path / "boot"))
         assert said["relay"] and sorted(said["swarm"]["curricula"]) == sorted(CURRICULA)
@@ -70,11 +70,11 @@ def test_nodes_that_know_only_the_bootstrap_node_find_each_other(
         options: dict[str, Any] = {"bootstrap": addresses, "digest": digest, "more": ["--swarm", "main"]}
         probes = [stack.enter_context(ProbeProcess(tmp_path / name, **options)) for name in "ab"]
         for probe in probes:
-            probe.wait_for_peers(2, TIMEOUT_S)  # the bootstrap node, and each other
+            probe.wait_for_peers(2, TIMEOUT_S)  # the bootstrap node and each other
         probes[0].order(publish=1000)
         probes[1].wait_for_frames(1, TIMEOUT_S)
 
-        assert all(said["peer_id"] in probe.peers() for probe in probes)  # it is a member of the other swarm
+        assert all(said["peer_id"] in probe.peers() for probe in probes)  # also a member of the other swarm
         state = ["--state-dir", tmp_path / "boot"]
         wait_until(lambda: json.loads(run("peers", "--json", *state).out)["peers"], TIMEOUT_S)
         status = run("status", *state)
@@ -89,14 +89,14 @@ def test_nodes_that_know_only_the_bootstrap_node_find_each_other(
         assert network.code == 0 and all(
             name in json.loads(network.out)["survey"]["curriculum"] for name in CURRICULA
         )
-        assert run("bootstrap", *state).code == 5  # it owns the folder
+        assert run("bootstrap", *state).code == 5  # the bootstrap node uses the folder
         assert run("stop", *state).code == 0
         assert process.wait(TIMEOUT_S) == 0
 
 
 @pytest.mark.net
-def test_nodes_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None:
-    """The bootstrap node answers the DHT of a curriculum that it does not know and is no member of."""
+def test_nodes_of_an_unknown_curriculum_find_each_other_too(tmp_path: Path) -> None:
+    """The bootstrap node answers DHT questions about a curriculum that it does not know."""
     with ExitStack() as stack:
         _, said = stack.enter_context(bootstrap(tmp_path / "boot"))
         addresses = [entry["address"] for entry in said["addresses"]]
@@ -126,7 +126,7 @@ def test_signals_end_the_bootstrap_node(tmp_path: Path, number: signal.Signals, 
 
 @pytest.mark.net
 def test_a_bootstrap_node_starts_in_two_seconds_without_torch(tmp_path: Path) -> None:
-    """An idle machine takes two seconds; the test limits processor time, which load does not change."""
+    """This takes two seconds on an idle machine; the test limits CPU time, whatever the load."""
     with bootstrap(tmp_path / "boot") as (process, _):
         times = os.times()
         maps = Path(f"/proc/{process.pid}/maps").read_text()
@@ -135,14 +135,16 @@ def test_a_bootstrap_node_starts_in_two_seconds_without_torch(tmp_path: Path) ->
         assert "libtorch" not in maps and "reasoning_gym" not in maps
 
 
-def test_the_unit_starts_a_command_that_the_parser_accepts() -> None:
+def test_the_units_command_line_is_accepted_by_the_parser() -> None:
     unit = (ROOT / "packaging" / "swarmd-bootstrap.service").read_text(encoding="utf-8")
     [start] = re.findall(r"^ExecStart=(.*)$", unit, re.M)
     assert parse(shlex.split(start))["listen"] == ()
     assert "RestartPreventExitStatus=2 5 130" in unit
 
 
-def test_a_bootstrap_node_needs_a_network(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bootstrap_node_without_a_network_ends_with_a_message(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
     said = run("bootstrap", "--state-dir", tmp_path / "boot")
     assert said.code == 2 and 'swarm.engine is "none"' in said.err
@@ -157,7 +159,7 @@ PLACES = {
     "/ip4/11.0.0.1": "internet",
     "/ip6/2600::1": "internet",
 }
-TOLD = {  # the words of the announcement, and words that it leaves out
+TOLD = {  # words of the announcement, and words that it must not have
     "machine": ("only this machine can dial it", "router"),
     "network": ("forward TCP port 4001 of your router", "only this machine"),
     "internet": ("other nodes join with", "no public address|only this machine"),
@@ -165,7 +167,7 @@ TOLD = {  # the words of the announcement, and words that it leaves out
 
 
 @pytest.mark.parametrize("host, where", PLACES.items())
-def test_reachability_and_its_message(host: str, where: str) -> None:
+def test_the_announcement_says_from_where_an_address_can_be_dialled(host: str, where: str) -> None:
     address = f"{host}/tcp/4001/p2p/x"
     assert place(address) == where
     status = Status(
@@ -179,7 +181,7 @@ def test_reachability_and_its_message(host: str, where: str) -> None:
     assert wanted in text and not re.search(unwanted, text)
     assert "relays for nodes behind NAT: at most" in text
     assert "--state-dir /tmp/boot" in text
-    # The node goes on even if a full disk does not take it.
+    # The node continues even if a full disk loses the message.
     with (
         patch("sys.stdout", io.StringIO()) as out,
         patch.object(out, "flush", side_effect=OSError(28, "full")),

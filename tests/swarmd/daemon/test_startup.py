@@ -1,7 +1,7 @@
 """The first seconds of a node.
 
-The tests cover the trainer's messages about it, and the work that begins only when other nodes can reach the
-node.
+The tests cover the trainer's messages about the start, and work that begins only after other nodes can reach
+this node.
 """
 
 import errno
@@ -44,8 +44,10 @@ ALONE = {"swarm": {"engine": "none"}}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="asks Linux for the niceness of each thread")
-async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/task").is_dir(), reason="reads the niceness of each thread from Linux"
+)
+async def test_each_step_of_the_start_is_shown_and_the_priority_is_lowered_afterwards(tmp_path: Path) -> None:
     config = NodeConfig.model_validate(
         {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0, "rounds": 3}}
     )
@@ -63,7 +65,7 @@ async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_pa
         if isinstance(message, link.TrainerState):
             steps.append(message.cause)
             nices.setdefault(message.state, threads(child.pid))
-        # The second one may end before the first is read
+        # The second round may end before the message of the first is read.
         if isinstance(message, link.RoundDone) and message.line.round == 3:
             assert message.verifier_pid is not None
             nices["later"] = threads(child.pid) | threads(message.verifier_pid)
@@ -82,7 +84,7 @@ async def test_each_step_of_the_start_is_shown_and_priority_lowered_later(tmp_pa
 
 
 @pytest.mark.parametrize("limit", [2, 3])
-async def test_nothing_is_loaded_if_all_rounds_are_done(tmp_path: Path, limit: int) -> None:
+async def test_no_model_is_loaded_if_all_rounds_are_done(tmp_path: Path, limit: int) -> None:
     rng = random.Random(0).getstate()
     Checkpoints(tmp_path / "checkpoints").save(RunState(3, 0, rng, rng, ()), [])
     config, heard = NodeConfig.model_validate({"round": {"rounds": limit}}), list[link.ToDaemon]()
@@ -94,15 +96,15 @@ async def test_nothing_is_loaded_if_all_rounds_are_done(tmp_path: Path, limit: i
     )
     with trio.fail_after(TIMEOUT_S):
         await child.run()
-    # On a busy machine heartbeats come first.
+    # On a busy machine, heartbeats come first.
     assert [said for said in heard if said != link.Alive()] == [link.Stopped(3)] and child.finished
 
 
 @pytest.mark.net
-async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
+async def test_a_node_is_announced_over_mdns_as_soon_as_it_listens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If mDNS were asked for addresses before, it would look again only 15 s later."""
+    """If mDNS asked for addresses before that, it would ask again only 15 s later."""
     announced: list[Sequence[str]] = []
 
     def nearby(member: Member) -> Any:
@@ -121,7 +123,7 @@ async def test_a_node_is_announced_by_mdns_as_soon_as_it_listens(
     assert len(addresses) == 1
 
 
-def test_the_offers_of_a_node_carry_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nodes_offers_carry_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node, sent = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO())), list[bytes]()
     at = packed("/ip4/11.0.0.7/tcp/4001")
     monkeypatch.setattr(node.member.engine, "reached_at", lambda: "/ip4/11.0.0.7/tcp/4001")
@@ -134,7 +136,7 @@ def test_the_offers_of_a_node_carry_its_address(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.net
-async def test_a_node_whose_port_is_taken_says_so_with_the_invitation_too(tmp_path: Path) -> None:
+async def test_a_node_whose_port_is_taken_also_says_so_with_the_invitation(tmp_path: Path) -> None:
     config = NodeConfig.model_validate({"swarm": {"engine": "libp2p", "listen": ("/ip4/127.0.0.1/tcp/0",)}})
     said = io.StringIO()
     node = Daemon(config, tmp_path, PlainView(said))
@@ -152,10 +154,10 @@ async def test_a_node_whose_port_is_taken_says_so_with_the_invitation_too(tmp_pa
 
 @pytest.mark.net
 @pytest.mark.parametrize("runs", ["a node", "a bootstrap node"])
-async def test_a_node_waits_for_an_address_that_its_machine_gets_late(
+async def test_a_node_waits_for_an_address_that_its_machine_does_not_have_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At boot a service may be up before its network; one that ends with code 2 is not started again."""
+    """At boot a service may start before the network; a service that ends with code 2 is not restarted."""
     real, absent, here = listening._open, "cannot listen on /ip4/127.0.0.1/tcp/0: ", [False]
 
     def opened(endpoint: Endpoint) -> socket.socket:
@@ -188,10 +190,10 @@ async def test_a_node_waits_for_an_address_that_its_machine_gets_late(
 
 
 @pytest.mark.parametrize("patience", ["ends", "is cut", "is ended by Ctrl-C"])
-async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
+async def test_a_node_that_was_asked_to_stop_is_killed_after_the_grace_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: str
 ) -> None:
-    """A trainer may hang, and `swarmd stop` waits no longer than the grace time."""
+    """A trainer may hang, and `swarmd stop` waits only for the grace time."""
     if patience != "is ended by Ctrl-C":
         monkeypatch.setattr(daemon_module, "NOW_GRACE_S" if patience == "is cut" else "GRACE_S", 0.01)
     daemon, killed = (
@@ -210,7 +212,7 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
         await daemon._on_stop({"now": patience == "is cut"})
         assert ("loses the unfinished" in daemon.board.known.cause) is (patience == "is cut")
         if patience == "is ended by Ctrl-C":
-            signal.raise_signal(signal.SIGHUP)  # a terminal that is closed does not hurry it
+            signal.raise_signal(signal.SIGHUP)  # closing the terminal does not shorten the grace time
             signal.raise_signal(signal.SIGINT)
         with trio.fail_after(20):
             await killed.wait()
@@ -219,10 +221,10 @@ async def test_a_node_that_was_asked_to_stop_is_killed_in_the_end(
 
 
 @pytest.mark.parametrize("ends", ["", "stops", "pauses", "was its last"])
-async def test_a_judge_is_not_asked_for_questions_that_nobody_will_answer(
+async def test_a_stopping_or_paused_node_asks_the_judge_for_no_questions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    """The trainer finishes its round before it stops or pauses; an open question would count as wrong."""
+    """The trainer only finishes its round, so a new question would lapse and count as wrong."""
     config = NodeConfig.model_validate(ALONE | {"round": {"rounds": 1 if ends == "was its last" else 9}})
     daemon = Daemon(config, tmp_path, PlainView(io.StringIO()))
     asked: list[int] = []
@@ -244,8 +246,8 @@ async def test_a_judge_is_not_asked_for_questions_that_nobody_will_answer(
     assert asked == ([] if ends else [1])
 
 
-async def test_a_node_that_stops_says_so_until_it_has(tmp_path: Path) -> None:
-    """A paused trainer goes on to finish its round, and says that it trains."""
+async def test_a_stopping_node_shows_this_until_it_has_stopped(tmp_path: Path) -> None:
+    """A paused trainer continues in order to finish its round, and reports that it trains."""
     daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
     async with trio.open_nursery() as nursery:
         daemon._nursery = nursery
@@ -259,11 +261,11 @@ async def test_a_node_that_stops_says_so_until_it_has(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_node_that_cannot_save_says_so_when_it_is_stopped(tmp_path: Path) -> None:
+async def test_a_stopping_node_that_cannot_save_says_so(tmp_path: Path) -> None:
     daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
     async with trio.open_nursery() as nursery:
         daemon._nursery = nursery
-        await daemon.guest.on_pause({})  # its user paused it, too
+        await daemon.guest.on_pause({})  # the user also paused the node
         daemon._on_trainer_message(
             link.TrainerState(NodeState.PAUSED, "the disk is full", "it is tried again")
         )
@@ -286,7 +288,7 @@ async def test_under_nohup_a_closed_terminal_does_not_stop_the_node(tmp_path: Pa
         signal.signal(signal.SIGHUP, before)
 
 
-async def test_a_signal_at_the_end_does_not_cut_off_the_last_writes(
+async def test_a_signal_during_the_end_does_not_interrupt_the_last_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = Daemon(NodeConfig.model_validate(ALONE), tmp_path, PlainView(io.StringIO()))
@@ -308,8 +310,8 @@ async def test_a_signal_at_the_end_does_not_cut_off_the_last_writes(
     assert handled == [True] and signal.getsignal(signal.SIGTERM) == before
 
 
-def test_connections_beyond_the_dial_target_are_not_told_each_minute() -> None:
-    """In a swarm of over eight members the DHT's own connections end after a minute and are made again."""
+def test_connections_beyond_the_dial_target_are_not_reported_each_minute() -> None:
+    """In a swarm of over eight members, the DHT's connections end after a minute and are opened again."""
     members = [PeerId(f"12D3KooW{number}") for number in range(12)]
     few, enough, more = set(members[:6]), set(members[:8]), set(members[2:])
     assert len([*connection_news(set(), few)]) == 6

@@ -29,7 +29,7 @@ def line(number: int, **other: Any) -> RoundLine:
     return RoundLine(round=number, reward_mean=number / 10, tokens=TokenCounts(5, 3), **other)
 
 
-def test_figures_are_the_numbers_of_a_line_the_judges_among_them() -> None:
+def test_the_figures_are_the_numbers_of_a_line_including_the_judges() -> None:
     found = dict(figures_of(line(3, judge=Score(0.5, 4), rejected={"too large": 2}, kl=None)))
     assert (
         found.items()
@@ -46,18 +46,18 @@ def test_figures_are_the_numbers_of_a_line_the_judges_among_them() -> None:
     assert "kl" not in found and "workers" not in found
 
 
-def test_each_round_is_read_once_even_if_the_file_is_cut(tmp_path: Path) -> None:
+def test_each_round_is_read_once_even_if_the_file_is_truncated(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with closing(MetricsFile(path, 0)) as file:
         file.append(line(1))
-        follower = Follower(path)  # earlier lines are not read
+        follower = Follower(path)  # lines from before are not read
         assert not list(follower.read())
         file.append(line(2))
         assert [found.round for found in follower.read()] == [2]
         with path.open("ab") as torn:
             torn.write(b'{"round": 3, "rew')
         assert not list(follower.read())
-    with closing(MetricsFile(path, 1)) as file:  # after a crash: round 2 is lost, and run again
+    with closing(MetricsFile(path, 1)) as file:  # after a crash, round 2 is lost and run again
         for number in (2, 3):
             file.append(line(number))
         assert [found.round for found in follower.read()] == [3]
@@ -77,7 +77,7 @@ def test_a_missing_tracker_is_reported() -> None:
     "name",
     [pytest.param(n, marks=pytest.mark.skipif(find_spec(n) is None, reason=f"needs {n}")) for n in TRACKERS],
 )
-def test_a_real_tracker_writes_its_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_tracker_stores_its_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "tracking" / name))
     with closing(MetricsFile(tmp_path / "metrics.jsonl", 0)) as file:
@@ -98,7 +98,7 @@ def test_a_real_tracker_writes_its_input(name: str, tmp_path: Path, monkeypatch:
     assert written
 
 
-async def test_a_tracker_without_a_log_is_told_and_the_node_goes_on(tmp_path: Path) -> None:
+async def test_a_tracker_that_cannot_write_its_log_is_reported_and_the_node_continues(tmp_path: Path) -> None:
     (tmp_path / "tracking.log").mkdir()
     said: list[str] = []
     await run_tracker("trackio", tmp_path, PEER, said.append)
@@ -106,7 +106,7 @@ async def test_a_tracker_without_a_log_is_told_and_the_node_goes_on(tmp_path: Pa
 
 
 def play_tracker(folder: Path, begin: str) -> None:
-    """Put our own tracker in place of a real one, for the package may not be there."""
+    """Replace a tracker's package with a stand-in, because the package may not be installed."""
     (folder / "trackio").mkdir()
     (folder / "trackio" / "__init__.py").write_text(
         "from pathlib import Path\n"
@@ -116,7 +116,7 @@ def play_tracker(folder: Path, begin: str) -> None:
     )
 
 
-def test_a_tracker_is_told_the_run_and_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_gets_the_run_and_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play_tracker(tmp_path, "Path('began').write_text(repr(told))")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
@@ -137,12 +137,14 @@ def test_a_tracker_is_told_the_run_and_each_round(tmp_path: Path, monkeypatch: p
     assert Path("finished").exists()
 
 
-@pytest.mark.net  # it starts a process
-async def test_the_output_of_a_tracker_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.net  # starts a process
+async def test_a_trackers_output_cannot_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play_tracker(tmp_path, f"print('x' * {LOG_BYTES}, flush=True)")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    # A file in the working folder never replaces an imported module.
+    # A file in the working folder must not shadow a module.
     monkeypatch.chdir(tmp_path / "trackio")
     Path("json.py").write_text("raise ImportError")
     log = tmp_path / "tracking.log"
@@ -152,8 +154,8 @@ async def test_the_output_of_a_tracker_fills_no_disk(tmp_path: Path, monkeypatch
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.net  # it starts a process
-def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.net  # starts a process
+def test_the_tracking_process_ends_with_its_parent(tmp_path: Path) -> None:
     play_tracker(tmp_path, f"Path({str(tmp_path / 'up')!r}).touch()")
     command = [sys.executable, "-m", "swarmd.daemon.tracking", str(tmp_path), PEER, "trackio"]
     parent = (

@@ -1,4 +1,5 @@
-"""The laws of the exchange, played with random events: late, lost, repeated, in any order, and hostile."""
+"""The invariants of the exchange hold after random events: late, lost, repeated, reordered or hostile
+ones."""
 
 import itertools
 import math
@@ -52,7 +53,7 @@ def rollout(author: PeerId, n: int) -> Rollout:
 
 
 def packed(author: PeerId, n: int) -> tuple[bytes, bytes]:
-    """Return an offer of one rollout and its blob; from 12 on they are other answers to the same tasks."""
+    """Return an offer of one rollout, and its blob. n ≥ 12: other answers to the tasks of n − 12."""
     (body,), (blob,) = encoded([rollout(author, n % 12)], n, "m", TINY_9.specialties)
     return body, blob
 
@@ -68,16 +69,16 @@ def machine(seed: int = 0, whole: int = 0) -> Exchange:
 
 @dataclass
 class Played:
-    """Two exchanges that get the same events, and a driver that holds them to the laws."""
+    """Two exchanges that get the same events, and a driver that checks the invariants."""
 
     seed: int
     now: float = 0.0
     wake_at: float = math.inf
     round: int = 0
     open: dict[int, Ask] = field(default_factory=dict)
-    delivered: Counter[tuple[PeerId, TaskRef]] = field(default_factory=Counter)  # in these MAX_AGE rounds
+    delivered: Counter[tuple[PeerId, TaskRef]] = field(default_factory=Counter)  # in the last MAX_AGE rounds
     sent: list[Send] = field(default_factory=list)
-    # The faults that each peer may be charged for.
+    # The faults for which each peer may be blamed.
     faults: set[tuple[PeerId, Reason]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -89,12 +90,12 @@ class Played:
         running = list(self.exchange.market.under_way.values())
         outputs = self.exchange.handle(event, self.now)
         if self.twin is not None:
-            assert outputs == self.twin.handle(event, self.now), "the same events give the same outputs"
+            assert outputs == self.twin.handle(event, self.now), "the same events gave different outputs"
         assert isinstance(event, Tick) <= any(isinstance(output, WakeAt) for output in outputs)
         for output in outputs:
             match output:
                 case Ask(number):
-                    assert number > self.asked, "a number is never used twice"
+                    assert number > self.asked, "the number of an open question was used again"
                     self.open[number], self.asked = output, number
                 case Cancel(number):
                     ask = self.open.pop(number)
@@ -102,14 +103,16 @@ class Played:
                 case Deliver(rollout):
                     self.delivered[rollout.author, rollout.ref] += 1
                 case Report(peer, reason):
-                    assert (peer, reason) in self.faults, "nobody is charged for another peer's fault"
+                    assert (peer, reason) in self.faults, "a peer was blamed for another peer's fault"
                 case WakeAt(time):
                     assert time > self.now
                     self.wake_at = time
                 case Send():
                     self.sent.append(output)
         market = self.exchange.market
-        assert max(self.delivered.values(), default=0) <= 1, "one delivery for each author and task"
+        assert max(self.delivered.values(), default=0) <= 1, (
+            "a rollout of the same author and task was delivered twice"
+        )
         assert market.holding <= WANTED and len(market.under_way) <= 3 * WANTED
         assert not any(fetch.state in ENDS for fetch in market.under_way.values())
         ended = {fetch.state for fetch in running} & ENDS
@@ -123,7 +126,7 @@ class Played:
         self.put(Admitted(Envelope(author, next(self.sequence), self.now, kind, body, via, "9.9")))
 
     def offer(self, by: int, of: int, ns: Sequence[int]) -> None:
-        """Offer an author's rollouts; by: who says that they are its own."""
+        """Let the peer `by` offer rollouts of the author `of` as its own."""
         if by != of:
             self.faults.add((AUTHORS[by], Reason.NOT_ITS_OWN))
         (body,) = offers.join([OFFERS[of, n][0] for n in ns])
@@ -172,10 +175,10 @@ ACTIONS = st.one_of(
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(ACTIONS, min_size=20, max_size=60), st.integers(0, 3))
-def test_the_laws_hold_under_any_sequence_of_events(actions: list[Action], seed: int) -> None:
+def test_the_invariants_hold_after_any_sequence_of_events(actions: list[Action], seed: int) -> None:
     played = Played(seed)
     play(played, actions)
-    # Each question and each fetch ends by itself, even if no answer ever comes.
+    # Each question and each fetch ends by itself, even without an answer.
     over = played.now + 600
     while played.exchange.market.under_way:
         assert played.wake_at < over
@@ -217,15 +220,15 @@ def play(played: Played, actions: Sequence[Action]) -> None:
                 played.pass_to(played.wake_at)
 
 
-def test_each_state_that_is_no_end_leads_to_each_end() -> None:
+def test_each_state_that_is_not_final_can_reach_each_final_state() -> None:
     assert {state for state, _ in NEXT} == set(State) - ENDS
     assert all(
         (state, step) in NEXT for state in (State.ON_TIME, State.LATE) for step in set(Step) - {Step.SLOW}
     )
 
 
-def test_a_copy_is_known_at_once_once_the_rollout_is_known() -> None:
-    """It is neither chosen nor asked for, whichever way its author became known."""
+def test_a_copy_is_recognised_at_once_if_the_rollout_is_known() -> None:
+    """The copy is neither chosen nor requested, however its author became known."""
     played = Played(1)
     played.begin(1)
     played.put(Connected(PEERS))
@@ -242,7 +245,7 @@ def test_a_copy_is_known_at_once_once_the_rollout_is_known() -> None:
     assert not played.open and played.exchange.market.board.offered == {}
 
 
-def test_rollouts_wait_for_somebody_to_hear_them_and_for_the_gap_between_turns() -> None:
+def test_rollouts_wait_for_a_connected_peer_and_for_the_nodes_turn() -> None:
     played = Played(0)
     held: list[Hold] = []
     played.begin(1)
@@ -250,15 +253,15 @@ def test_rollouts_wait_for_somebody_to_hear_them_and_for_the_gap_between_turns()
         played.put(Share((rollout(PEERS[39], n),), 1))
     assert not played.sent and played.wake_at == math.inf
     played.put(Connected(PEERS[:1]))
-    assert len(played.sent) == 1 and played.exchange.shared == 2, "both in one offer"
+    assert len(played.sent) == 1 and played.exchange.shared == 2, "the rollouts were not sent in one offer"
     played.put(Share((rollout(PEERS[39], 3),), 1))
     assert len(played.sent) == 1 and played.wake_at == MIN_GAP_S
     played.pass_to(MIN_GAP_S)
     assert len(played.sent) == 2 and not held
 
 
-def test_a_busy_topic_wakes_the_exchange_at_its_turn_alone() -> None:
-    """Waiting offers are not checked every second."""
+def test_on_a_busy_topic_the_exchange_wakes_only_at_its_turn() -> None:
+    """The exchange does not check waiting offers every second."""
     exchange, ticks, wake_at = machine(), 0, math.inf
     exchange.handle(RoundBegan(1), 0.0)
     exchange.handle(Connected(PEERS), 0.0)

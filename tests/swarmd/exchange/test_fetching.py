@@ -1,4 +1,4 @@
-"""Fetching blobs from holders that are slow, empty, gone or lying, and serving them."""
+"""Fetching blobs from holders that are slow, have none, are gone or lie; and serving blobs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -33,26 +33,26 @@ A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 @settings(derandomize=True, max_examples=200)
 @given(st.binary(max_size=2 * ID_BYTES))
-def test_a_malformed_request_gets_nothing(message: bytes) -> None:
+def test_a_malformed_request_gets_no_blob(message: bytes) -> None:
     reply = BlobServer(BlobStore())(A, message)
     assert reply == (MISSING if message[:1] == b"\1" and len(message) == 1 + ID_BYTES else b"")
 
 
-def test_a_blob_is_given_and_counted() -> None:
+def test_a_requested_blob_is_served_and_counted() -> None:
     store = BlobStore()
     store.put(BLOB)
     server = BlobServer(store)
     assert [server(peer, ASKED) for peer in (A, B)] == [BLOB, BLOB] and server.sent == 2 * len(BLOB)
 
 
-def test_a_fetch_without_an_open_question_ends_even_if_no_question_may_be_asked() -> None:
+def test_a_fetch_without_an_open_question_ends_even_if_none_may_be_asked() -> None:
     item = Offered(A, TaskRef("bf", 1), NAME, len(BLOB), A)
     fetch = Fetch(item, len(BLOB), [A, B], since=0.0, ends=9.0)
     assert fetch.due(room=False) == 9.0 and fetch.due(room=True) == -math.inf
 
 
 class Peers:
-    """Each peer's action when it is asked, and the asked peers. Drives a Fetcher for one blob at a time."""
+    """Drives a Fetcher for one blob at a time, with the given reactions of peers; records who was asked."""
 
     def __init__(self, **does: Callable[[], object]) -> None:
         self.does, self.asked, self.blamed = does, list[PeerId](), list[tuple[PeerId, Reason]]()
@@ -127,17 +127,17 @@ def has() -> bytes:
     return BLOB
 
 
-async def test_no_holder_is_asked_after_one_has_the_blob(
+async def test_no_further_holder_is_asked_after_the_blob_was_found(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     peers = Peers(a=has, b=has)
     assert await peers.fetch([A, B]) == BLOB and peers.asked == [A]
 
 
-async def test_holders_without_the_blob_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:
+async def test_holders_without_the_blob_are_skipped_at_once(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=gone, b=lambda: MISSING, c=has)
     assert await peers.fetch([A, B, A, C]) == BLOB and peers.asked == [A, B, C] and not peers.blamed
-    assert trio.current_time() < 0.1  # no peer was waited for
+    assert trio.current_time() < 0.1  # without waiting for a peer
 
 
 async def test_the_reply_of_each_holder_is_reported(autojump_clock: trio.testing.MockClock) -> None:
@@ -151,20 +151,20 @@ async def test_the_reply_of_each_holder_is_reported(autojump_clock: trio.testing
     assert replies == dict(zip(holders, expected, strict=False))
 
 
-async def test_a_slow_holder_is_overtaken_and_hung_up_on(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_next_holder_is_asked_instead_of_a_slow_one(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=silent, b=has)
     assert await peers.fetch([A, B]) == BLOB and trio.current_time() < 1
 
 
 @pytest.mark.parametrize("lie", [b"other", b"\1", BLOB + b"x", BLOB[:-1]])
-async def test_a_holder_that_answers_with_something_else_is_blamed(
+async def test_a_holder_that_answers_with_another_blob_is_blamed(
     lie: bytes, autojump_clock: trio.testing.MockClock
 ) -> None:
     peers = Peers(a=lambda: lie, b=has)
     assert await peers.fetch([A, B]) == BLOB and peers.blamed == [(A, Reason.NOT_ASKED_FOR)]
 
 
-async def test_a_fetch_ends_if_nobody_has_the_blob(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_fetch_ends_if_no_holder_has_the_blob(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=silent, b=gone, **{str(n): lambda: b"" for n in range(40)})
     assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(40))]) is None
     assert (
@@ -174,7 +174,7 @@ async def test_a_fetch_ends_if_nobody_has_the_blob(autojump_clock: trio.testing.
     )
 
 
-async def test_the_only_holder_is_asked_once_more_after_a_failed_request(
+async def test_the_only_holder_is_asked_again_after_a_failed_request(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     tries = iter([gone, has])
@@ -186,17 +186,17 @@ async def test_the_only_holder_is_asked_once_more_after_a_failed_request(
         assert await peers.fetch([A]) is None and peers.asked == often * [A]
 
 
-async def test_a_holder_is_asked_for_each_blob_alone_and_for_no_more_than_was_offered(
+async def test_each_blob_is_requested_separately_with_its_offered_size_as_limit(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Therefore a blob that is larger than its offer says costs nothing else."""
-    large = Peers(a=gone)  # the engine cuts the answer off
+    """So a blob that is larger than offered does not affect other blobs."""
+    large = Peers(a=gone)  # the engine truncates the answer
     assert await large.fetch([A]) is None and large.asked == [A, A] and not large.fetcher.received
     small = Peers(a=has)
     assert await small.fetch([A]) == BLOB and small.fetcher.received == len(BLOB)
 
 
-async def test_a_refusal_of_the_likeliest_holder_shortens_the_wait_for_the_next(
+async def test_a_refusal_of_the_most_likely_holder_shortens_the_wait_for_the_next(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     peers = Peers(a=lambda: MISSING, **{str(n): silent for n in range(10)}, b=has)
@@ -207,11 +207,11 @@ async def test_a_refusal_of_the_likeliest_holder_shortens_the_wait_for_the_next(
     )
     peers = Peers(a=lambda: MISSING, b=silent)
     start = trio.current_time()
-    # A silent one does not keep the place
+    # A silent holder does not keep its place.
     assert await peers.fetch([A, B]) is None and trio.current_time() - start < 1.5
 
 
-async def test_a_late_refusal_of_the_likeliest_shortens_the_wait_too(
+async def test_a_late_refusal_of_the_most_likely_holder_also_shortens_the_wait(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async def late() -> bytes:
@@ -223,7 +223,7 @@ async def test_a_late_refusal_of_the_likeliest_shortens_the_wait_too(
     assert await peers.fetch([A, B]) is None and trio.current_time() - start < 3 + ASK_AGAIN_S + 0.1
 
 
-async def test_a_likeliest_holder_that_is_gone_leaves_the_next_holders_their_time(
+async def test_if_the_most_likely_holder_is_gone_the_next_holders_get_their_full_time(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async def late() -> bytes:

@@ -1,5 +1,4 @@
-"""Offers and fetches between members of one swarm: chosen rollouts arrive as long as one of their holders is
-left."""
+"""Offers and fetches between members: chosen rollouts arrive as long as one of their holders is connected."""
 
 import itertools
 import random
@@ -35,12 +34,12 @@ from tests.doubles import TOPIC, Clock, encoded, gossip, identity, offer
 
 @dataclass
 class Party:
-    """A member with the driver that a daemon gives it."""
+    """A member with a driver, as in a daemon."""
 
     member: Member
     driver: Driver
     got: list[Rollout] = field(default_factory=list)
-    tried: list[tuple[PeerId, bool]] = field(default_factory=list)  # author, whether it served
+    tried: list[tuple[PeerId, bool]] = field(default_factory=list)  # (author, whether it served)
 
     @property
     def id(self) -> PeerId:
@@ -71,7 +70,7 @@ class Party:
         self.driver.put(RoundBegan(self.market.board.round + 1, lead or Lead()))
 
     def exchange(self, curriculum: Curriculum, round: RoundConfig, sharing: SharingSettings) -> None:
-        """Give it another exchange."""
+        """Give the party another exchange."""
         self.driver.exchange = Exchange(curriculum, round, sharing, "m", random.Random(0))
         self._note()
 
@@ -86,7 +85,7 @@ class Party:
 
 
 class Uncapped(OfferChoice[offers.Offered]):
-    """Chooses without caps, so that one author may fill a round. only: of this author alone."""
+    """Chooses without caps, so that one author may fill a round. only: choose only this author's offers."""
 
     only: PeerId | None = None
 
@@ -113,7 +112,7 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
 
 
 def joined(*numbers: int, wanted: int = 4) -> list[Party]:
-    """Return members of one swarm."""
+    """Return connected members of one swarm."""
     swarm = MemorySwarm()
     return [join(swarm, number, wanted) for number in numbers]
 
@@ -147,7 +146,7 @@ async def test_only_chosen_rollouts_are_fetched(autojump_clock: trio.testing.Moc
         await settled()
         got = b.got
         assert len(got) == 4 and all(rollout in shared for rollout in got)
-        assert len(b.member.blobs.held) == 4  # nothing else came over
+        assert len(b.member.blobs.held) == 4  # no other blob was transferred
         assert {rollout.author for rollout in b.got} == {a.id} and b.tried == [(a.id, True)] * 4
         b.begin()
         await settled()
@@ -167,7 +166,7 @@ async def test_an_author_is_asked_at_the_address_in_its_offer(
     assert told == [(a.id, at)] * 4 and len(b.got) == 4
 
 
-async def test_a_small_set_needs_no_fetch(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_small_set_is_sent_without_a_fetch(autojump_clock: trio.testing.MockClock) -> None:
     a, b = joined(1, 2)
     small = [Rollout(TaskRef("bf", 1), (Completion("a", True), Completion("b", True)), a.id)]
     gossip(a.member, small)
@@ -175,7 +174,7 @@ async def test_a_small_set_needs_no_fetch(autojump_clock: trio.testing.MockClock
         assert b.got == small and not b.member.reports
 
 
-async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(
+async def test_rollouts_of_an_author_that_left_are_fetched_from_another_holder(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     a, b, late = joined(1, 2, 3, wanted=2)
@@ -189,14 +188,14 @@ async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(
             assert sorted(r.ref for r in late.got) == sorted(r.ref for r in shared)
 
 
-async def test_another_rollout_is_fetched_if_nobody_has_the_blob(
+async def test_another_rollout_is_fetched_if_no_member_has_the_blob(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     a, b, c = joined(1, 2, 3, wanted=3)
     a.share(*range(8))
     engine_of(a).leave()
     async with running(c):
-        await settled(3 * (ASK_AGAIN_S + 0.1))  # three at a time
+        await settled(3 * (ASK_AGAIN_S + 0.1))  # three fetches at a time
         assert not c.got and c.market.missed == 8
         shared = b.share(*range(20, 24))
         await settled(1)
@@ -204,7 +203,7 @@ async def test_another_rollout_is_fetched_if_nobody_has_the_blob(
 
 
 def slow(party: Party, seconds: float, of: PeerId | None = None) -> None:
-    """Delay answers to this member, of one peer or all, by this many seconds."""
+    """Delay the answers to this member by `seconds`. of: the delayed peer; by default all peers."""
     engine = engine_of(party)
     answer = engine.request
 
@@ -215,13 +214,15 @@ def slow(party: Party, seconds: float, of: PeerId | None = None) -> None:
     engine.request = request  # type: ignore[method-assign]
 
 
-async def test_fetches_after_the_round_are_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_new_round_does_not_wait_for_fetches_of_the_last(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
     a, b = joined(1, 2)
     slow(b, 8.0)
     async with running(b):
         a.share(*range(8))
         await settled(MIN_FETCH_S + 0.1)
-        # The four under way have had their time, and four more are asked for
+        # The time of the four fetches is over, and four more begin.
         b.begin()
         await settled(5)
         assert not b.got and b.market.missed == 4
@@ -229,7 +230,7 @@ async def test_fetches_after_the_round_are_not_waited_for(autojump_clock: trio.t
         assert len(b.got) == 4
 
 
-async def test_late_fetches_hold_no_place_and_fetches_are_bounded(
+async def test_late_fetches_hold_no_place_and_open_fetches_are_bounded(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     *authors, b = joined(1, 2, 3, 4, 9)
@@ -266,30 +267,30 @@ async def test_quick_rounds_do_not_cut_off_fresh_requests(
         assert len(b.got) == 4 and b.market.missed == 0
 
 
-async def test_a_fetched_rollout_is_as_old_as_its_offer_and_old_ones_are_given_up(
+async def test_a_fetched_rollout_has_its_offers_age_and_old_fetches_are_given_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     swarm = MemorySwarm()
     a, b = join(swarm, 1), join(swarm, 2, wanted=1)
     slow(b, 0.5)
     async with running(b):
-        a.share(1, 2)  # the second is chosen when its offer is a round old
+        a.share(1, 2)  # the second is chosen one round after its offer
         heard = b.market.board.round
         for _ in range(2):
             await settled(0.6)
             b.begin()
         assert [rollout.heard for rollout in b.got] == [heard, heard]
         a.share(3)
-        for _ in range(3):  # three rounds are over before it could be here: older than max_age
+        for _ in range(3):  # three rounds end before it can arrive, so it is older than max_age
             await settled(0.1)
             b.begin()
         await settled(1)
         assert len(b.got) == 2 and b.market.missed == 1
-        assert b.tried == [(a.id, True)] * 2, "there was no time to serve the third"
+        assert b.tried == [(a.id, True)] * 2, "a fetch without time to be served counted as a failure"
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["no zstd", "no rollouts"])
-async def test_a_malformed_blob_is_its_authors_fault(
+async def test_the_author_of_a_malformed_blob_is_blamed(
     packed: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     liar, b = joined(1, 2)
@@ -306,7 +307,7 @@ async def test_a_malformed_blob_is_its_authors_fault(
 @pytest.mark.parametrize(
     "said, packed", [(("bf", 2), ["bf 1"]), (("arc_1d", 1), ["bf 1"]), (("bf", 1), ["bf 1", "bf 2"])]
 )
-async def test_a_blob_of_another_task_than_was_offered_is_its_authors_fault_and_holds_no_place(
+async def test_the_author_of_a_blob_with_another_task_is_blamed_and_it_takes_no_place(
     said: tuple[str, int], packed: list[str], autojump_clock: trio.testing.MockClock
 ) -> None:
     liar, honest, b = joined(1, 2, 3, wanted=1)
@@ -331,10 +332,10 @@ ANSWERS = (Completion("an answer", True), Completion("another", True))
 
 
 @pytest.mark.parametrize("serves", [False, True])
-async def test_a_copied_offer_is_charged_and_its_author_used(
+async def test_the_thief_of_a_copied_offer_is_blamed_and_the_author_is_credited(
     serves: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """A plagiarist's copy is heard and chosen before the author's offer is heard."""
+    """The thief's copy is heard and chosen before the author's offer is heard."""
     author, thief, b = joined(1, 2, 3, wanted=1)
     rollout = Rollout(TaskRef("bf", 7), ANSWERS, author.id)
     (body,), (blob,) = encoded([rollout], 1, "m", TINY_9.specialties)
@@ -345,34 +346,34 @@ async def test_a_copied_offer_is_charged_and_its_author_used(
         thief.share(*range(20, 24))
         await settled(1)
         assert not b.got and b.member.reports == {Reason.NOT_ITS_OWN: 1}
-        assert b.status["on_offer"] == 0, "its other offers are forgotten"
-        assert b.status["set_aside"] == 1, "as for a blob that it does not serve"
+        assert b.status["on_offer"] == 0, "other offers of the thief were kept"
+        assert b.status["set_aside"] == 1, "the thief did not lose credit as for an unserved blob"
         assert (thief.id, True) not in b.tried
         asked = b.market.fetcher.received
         author.member.publish(offers.KIND, body)
         await settled(1)
     assert b.got == [rollout] and b.member.score(author.id) == 0
-    assert b.market.fetcher.received == asked, "it is here already"
+    assert b.market.fetcher.received == asked, "the rollout was fetched again"
 
 
 def only(party: Party, author: PeerId) -> None:
-    """Let it choose this author's offers alone."""
+    """Let the party choose only this author's offers."""
     party.market.choice = Uncapped(SharingSettings(), 9, lambda item: Author(item.author))
     party.market.choice.only = author
 
 
 @pytest.mark.parametrize("thieves", [1, OTHER_AUTHORS])
-async def test_the_rollout_behind_a_copied_offer_is_its_authors_if_that_offers_the_same(
+async def test_a_rollout_behind_copied_offers_counts_for_its_author(
     thieves: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """One fetch exposes each thief, which loses all its offers. None of them has the blob."""
+    """The thieves do not have the blob. One fetch exposes all of them, and they lose all their offers."""
     author, *others, b = joined(1, *range(3, 3 + thieves), 2, wanted=2)
     rollouts = [Rollout(TaskRef("bf", n), ANSWERS, author.id) for n in (7, 8)]
     (body,), blobs = encoded(rollouts, 1, "m", TINY_9.specialties)
     for blob in blobs:
         author.member.hold(blob)
     only(b, b.id)
-    # It is connected to none of them, so it asks those that offer the rollouts.
+    # The node is not connected to the thieves or the author, so it asks the peers that offer the rollouts.
     engine_of(b).peers = list  # type: ignore[method-assign]
     async with running(b):
         for sender in (*others, author):
@@ -383,7 +384,7 @@ async def test_the_rollout_behind_a_copied_offer_is_its_authors_if_that_offers_t
         only(b, others[0].id)
         b.begin()
         await settled(1)
-    assert b.market.serving._strangers == 4, "the author serves, and its thieves cost newcomers nothing"
+    assert b.market.serving._strangers == 4, "the author lost credit, or the thieves cost newcomers credit"
     assert sorted(r.ref for r in b.got) == [r.ref for r in rollouts]
     assert {rollout.author for rollout in b.got} == {author.id}
     assert all(b.member.score(thief.id) <= -9.9 for thief in others) and b.member.score(author.id) == 0
@@ -392,7 +393,7 @@ async def test_the_rollout_behind_a_copied_offer_is_its_authors_if_that_offers_t
 
 
 @pytest.mark.parametrize("what", ["task", "size"])
-async def test_a_copied_offer_with_other_words_takes_nothing_from_its_author(
+async def test_a_copied_offer_with_other_task_or_size_takes_nothing_from_the_author(
     what: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     author, thief, b = joined(1, 2, 3, wanted=1)
@@ -409,7 +410,7 @@ async def test_a_copied_offer_with_other_words_takes_nothing_from_its_author(
         only(b, thief.id)
         b.driver.put(RoundBegan(1, Lead()))
         await settled(1)
-        # Another task was not chosen, so the rollout takes no place; the author's own offer stays.
+        # If the task differs, the rollout was not chosen and takes no place. The author's offer stays.
         assert b.member.reports[Reason.NOT_ITS_OWN] == 1 and len(b.got) == (what == "size")
         b.market.choice = Uncapped(SharingSettings(), 1, lambda item: Author(item.author))
         b.begin()
@@ -427,7 +428,7 @@ async def test_sharing_take_decides_which_rollouts_are_fetched(
         author.share(*range(10 * number, 10 * number + 4), specialty="arc_1d")
     async with running(b):
         await settled(1)
-        assert not b.got  # nobody is ahead there
+        assert not b.got  # no node is ahead in that specialty
         for number, author in enumerate((a, c, d)):
             author.share(*range(100 + 10 * number, 102 + 10 * number))
         await settled(1)
@@ -438,7 +439,7 @@ async def test_sharing_take_decides_which_rollouts_are_fetched(
         assert max(Counter(r.author for r in b.got[4:]).values()) <= 2  # the caps hold
 
 
-async def test_in_one_specialty_an_author_gets_all_places_of_peers_that_serve_nothing(
+async def test_places_of_peers_that_serve_nothing_go_to_a_serving_author(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     *hostile, honest, b = joined(1, 2, 3, 4, 5)

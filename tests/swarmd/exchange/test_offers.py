@@ -1,4 +1,4 @@
-"""Offered rollouts arrive, malformed offers are refused, and the board is bounded."""
+"""Offers: their encoding, the rejection of malformed offers, and the bounded board."""
 
 import random
 from collections.abc import Sequence
@@ -67,14 +67,14 @@ def test_an_offer_carries_its_authors_address() -> None:
         decoded = offers.decode(envelope(body), SPECIALTIES)
         assert not isinstance(decoded, Reason) and {item.at for item in decoded} == {address}
         assert len(body) == len(offer) + more
-        # It is said when the offer is sent, as it may change until then.
+        # The address is added when the offer is sent, because it may change until then.
         assert offers.join([body]) == [offer]
     assert offers.addressed(offer, "") == offer
     for where in (
         "192.168.1.1/tcp/8080",
         "127.0.0.1/tcp/4001",
         "11.0.0.7/tcp/22",
-    ):  # a peer that would make us dial
+    ):  # addresses that a node must not dial for a peer
         decoded = offers.decode(envelope(offers.addressed(offer, f"/ip4/{where}")), SPECIALTIES)
         assert not isinstance(decoded, Reason) and {item.at for item in decoded} == {""}
     fields = msgpack.unpackb(offer)
@@ -85,12 +85,12 @@ def test_an_offer_carries_its_authors_address() -> None:
     assert all(900 < len(offers.addressed(body, through)) <= OFFER_BYTES for body in many[:-1])
 
 
-def test_an_offer_of_eight_is_small() -> None:
+def test_an_offer_of_eight_rollouts_is_small() -> None:
     (offer,), _ = encoded([rollout(10**8 + n) for n in range(8)], 1000, "m", SPECIALTIES)
     assert len(offer) <= 180
 
 
-def test_a_large_set_makes_several_offers_and_nothing_is_lost() -> None:
+def test_a_large_set_is_split_into_several_offers_without_loss() -> None:
     rollouts = [rollout(n) for n in range(150)]
     bodies, blobs = encoded(rollouts, 1, "m", SPECIALTIES)
     assert len(bodies) > 1 and all(len(body) <= OFFER_BYTES for body in bodies) and len(blobs) == 150
@@ -108,7 +108,7 @@ def test_a_rollout_over_the_limits_of_a_blob_is_left_out() -> None:
     assert encoded([huge], 1, "m", SPECIALTIES) == ([], [])
 
 
-def test_eight_completions_of_the_greatest_length_fit_a_blob() -> None:
+def test_eight_completions_of_maximum_length_fit_into_a_blob() -> None:
     rng = random.Random(1)
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randrange(2, 9))) for _ in range(2000)]
     texts = [" ".join(rng.choices(words, k=20_000))[: wire.MAX_TEXT_CHARACTERS] for _ in range(8)]
@@ -129,7 +129,7 @@ ITEMS = st.tuples(
 
 @st.composite
 def documents(draw: st.DrawFn) -> tuple[Any, ...]:
-    """Draw mostly offers of some items, in which a list or the ids may lack an end."""
+    """Draw mostly offers of a few items, in which a list or the ids may be truncated."""
     items = draw(st.lists(ITEMS, max_size=2))
     parts = [list(part) for part in zip(*items, strict=True)] or [[], [], []]
     ids = bytes(12 * len(items) + draw(st.sampled_from([0, 0, 0, 1, -1, 12])) * bool(items))
@@ -141,8 +141,8 @@ def documents(draw: st.DrawFn) -> tuple[Any, ...]:
 @settings(max_examples=400)
 @given(documents())
 @example((1, 1, [0] * 65, [1] * 65, [1] * 65, bytes(12 * 65)))
-@example((1, 1, [0] * 62, [2**40] * 62, [1] * 62, bytes(12 * 62)))  # over OFFER_BYTES
-def test_an_offer_that_breaks_a_rule_is_refused(document: tuple[Any, ...]) -> None:
+@example((1, 1, [0] * 62, [2**40] * 62, [1] * 62, bytes(12 * 62)))  # larger than OFFER_BYTES
+def test_an_offer_that_breaks_a_rule_is_rejected(document: tuple[Any, ...]) -> None:
     version, number, specialties, ns, sizes, ids = document
     body = msgpack.packb(document)
     decoded = offers.decode(envelope(body), SPECIALTIES)
@@ -197,19 +197,19 @@ def test_a_chosen_offer_is_not_chosen_again() -> None:
     items = [offered(ME, n) for n in range(6)]
     assert on_offer.add(items) == 6
     first = on_offer.choose(4, rng, uniform)
-    on_offer.add(items)  # offered again
+    on_offer.add(items)  # the same items are offered again
     second = on_offer.choose(4, rng, uniform)
     assert len(first) == 4 and sorted(o.id for o in [*first, *second]) == [o.id for o in items]
     assert not on_offer.choose(4, rng, uniform) and not len(on_offer.offered)
 
 
-def test_one_rollout_is_chosen_of_each_author_and_task() -> None:
+def test_only_one_rollout_of_each_author_and_task_is_chosen() -> None:
     on_offer = board()
     on_offer.add([offered(ME, 1, name=1), offered(ME, 1, name=2), offered(OTHER, 1, name=3)])
     assert sorted(o.author for o in on_offer.choose(9, random.Random(0), uniform)) == sorted([ME, OTHER])
 
 
-def test_old_offers_are_taken_down() -> None:
+def test_old_offers_are_removed() -> None:
     on_offer = board(kept_rounds=2)
     on_offer.add([offered(ME, 1)])
     on_offer.begin(on_offer.round + 1)
@@ -218,7 +218,7 @@ def test_old_offers_are_taken_down() -> None:
     assert [o.ref.n for o in on_offer.offered.values()] == [2]
 
 
-def test_offers_count_from_the_earlier_round_that_the_trainer_restarts_at() -> None:
+def test_after_a_trainers_restart_ages_count_from_its_earlier_round() -> None:
     on_offer = Board(lambda _: True, kept_rounds=2)
     on_offer.add([offered(ME, 1)])  # before the trainer's round is known
     on_offer.begin(90)
@@ -244,7 +244,7 @@ def test_a_chosen_rollout_keeps_the_age_of_its_offer() -> None:
     assert ages == {2: False, 3: True}
 
 
-def test_an_author_pushes_out_only_its_own_oldest() -> None:
+def test_an_author_displaces_only_its_own_oldest_offers() -> None:
     on_offer = board(per_author=3)
     on_offer.add([offered(OTHER, 500)])
     on_offer.add([offered(ME, n) for n in range(10)])
@@ -259,10 +259,10 @@ def test_an_author_pushes_out_only_its_own_oldest() -> None:
 def test_the_board_is_bounded() -> None:
     on_offer = board(in_all=5)
     on_offer.add([offered(PeerId(str(n)), n) for n in range(9)])
-    assert [o.ref.n for o in on_offer.offered.values()] == [6, 7, 8]  # room for other offers is made at once
+    assert [o.ref.n for o in on_offer.offered.values()] == [6, 7, 8]  # the oldest offers are removed at once
 
 
-def test_a_crowd_in_few_groups_does_not_push_out_other_authors() -> None:
+def test_a_crowd_in_few_groups_does_not_displace_other_authors() -> None:
     on_offer = Board(lambda _: True, kept_rounds=2, in_all=40)
     on_offer.add([offered(PeerId(f"friend {n}"), n) for n in range(20)])
     on_offer.add([offered(PeerId(f"sybil {n}"), n, name=100 + n, group="rack") for n in range(1000)])
@@ -282,7 +282,7 @@ def test_a_copied_offer_does_not_displace_the_authors_offer_in_either_order() ->
     (taken,) = on_offer.choose(1, random.Random(0), lambda items, count, rng: [copy])
     assert taken is copy and list(on_offer.offered.values()) == [changed, mine]
     on_offer.add([copy, mine])
-    assert list(on_offer.offered.values()) == [changed, mine], "a chosen offer does not come back"
+    assert list(on_offer.offered.values()) == [changed, mine], "a chosen offer was put on the board again"
     on_offer.take_down(THIRD)
     on_offer.take(mine)
     on_offer.add([mine])
@@ -305,7 +305,7 @@ def test_any_bytes_decode_to_a_blob_or_a_reason(content: bytes) -> None:
 
 
 def test_the_choice_is_uniform_over_rollouts() -> None:
-    """SAPO section 5: every external rollout is equally likely, regardless of its author."""
+    """SAPO, section 5: every external rollout is equally likely, whoever is its author."""
     counts = dict.fromkeys((ME, OTHER, THIRD), 0)
     for seed in range(600):
         on_offer = board()

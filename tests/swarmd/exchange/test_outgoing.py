@@ -1,4 +1,4 @@
-"""Rollouts that wait for a node's turn: the newest of the last rounds, in one offer."""
+"""Rollouts that wait for a node's turn to send: the latest of the last rounds go into one offer."""
 
 import random
 
@@ -27,7 +27,7 @@ def offered(body: bytes) -> list[int]:
 
 
 def busy() -> Pacing:
-    """Return the pacing of a node that hears a busy topic at 0.0."""
+    """Return the pacing of a node on a busy topic at time 0.0."""
     heard = Heard()
     for n in range(2 * FEW_AUTHORS):
         heard.offer(PeerId(str(n)), "", 0.0)
@@ -47,7 +47,7 @@ def test_everything_is_sent_at_once_while_the_pace_is_free() -> None:
     assert sent == [*range(100, 140), *range(200, 240)]
 
 
-def test_an_offer_joins_the_last_rounds_newest_first() -> None:
+def test_an_offer_combines_the_last_rounds_latest_first() -> None:
     outgoing = Outgoing(busy(), 2)
     for n in range(1, 6):
         outgoing.put(offers.KIND, offer(10 * n, 10 * n + 1))
@@ -57,13 +57,13 @@ def test_an_offer_joins_the_last_rounds_newest_first() -> None:
     later = 2 / (FIRST_PACE * TARGET_PER_S)
     message = outgoing.pop(later)
     assert message is not None and offered(message[1]) == [60, 50, 51]
-    assert msgpack.unpackb(message[1])[1] == 60, "the round is the newest's"
+    assert msgpack.unpackb(message[1])[1] == 60, "the offer does not have the latest round"
     assert outgoing.pop(later + 1) is None
     outgoing.put(offers.KIND, offer(70))
-    assert outgoing.pop(later + 1) is None  # not its turn yet
+    assert outgoing.pop(later + 1) is None  # not the node's turn yet
 
 
-def test_only_the_newest_of_whole_sets_is_sent() -> None:
+def test_only_the_latest_of_the_whole_sets_is_sent() -> None:
     outgoing = Outgoing(busy(), 2)
     outgoing.put(wire.KIND, b"older")
     assert outgoing.pop(0.0) is None

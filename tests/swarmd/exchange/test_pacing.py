@@ -1,6 +1,6 @@
-"""A node's pace is free among few and fair among many.
+"""A node's pace is free among few nodes and fair among many.
 
-Neither a loud author nor a crowd of free keys changes it.
+A loud author or a crowd of fresh keys does not change it.
 """
 
 import math
@@ -27,12 +27,12 @@ from swarmd.exchange.pacing import (
 
 HOUR = 3600
 
-# An attacker's frames in this second: authors and their network groups.
+# Maps a second to the attacker's frames in it: (author, network group).
 Attack = Callable[[int], list[tuple[str, str]]]
 
 
 class Swarm:
-    """Nodes that hear each other at once, and have something to send after each round of `seconds`."""
+    """Nodes that hear each other at once, and have rollouts to send after each round of `seconds`."""
 
     def __init__(self, nodes: int, seconds: float = 30.0, seed: int = 0, start_within: float = 60.0) -> None:
         rng = random.Random(seed)
@@ -41,11 +41,11 @@ class Swarm:
         self.pacing = [Pacing(heard, random.Random(f"{seed} {n}")) for n, heard in enumerate(self.heard)]
         self.ready = [seconds + rng.uniform(0, start_within) for _ in range(nodes)]
         self.sent = Counter[int]()
-        self.serving: list[set[str]] = [set() for _ in range(nodes)]  # the authors that served, by node
-        self.offered: list[list[str]] = [[] for _ in range(nodes)]  # to each since it fetched last
+        self.serving: list[set[str]] = [set() for _ in range(nodes)]  # authors that served each node
+        self.offered: list[list[str]] = [[] for _ in range(nodes)]  # offers to each node since its last fetch
 
     def play(self, seconds: int, attack: Attack = lambda _: []) -> float:
-        """Return the offers of honest nodes per second. The attacker's are fetched in vain."""
+        """Return the honest nodes' offers per second. Fetches from the attacker fail."""
         self.sent.clear()
         rng = random.Random(self.now)
         for _ in range(seconds):
@@ -69,14 +69,14 @@ class Swarm:
         return self.sent.total() / seconds
 
     def _fetch(self, n: int, rng: random.Random) -> None:
-        """Fetch as `swarmd.exchange.serving` chooses while many fail: one from those who never served."""
+        """Fetch as `swarmd.exchange.serving` chooses: one fetch goes to authors that never served."""
         strangers = [author for author in self.offered[n] if author not in self.serving[n]]
         known = [author for author in self.offered[n] if author in self.serving[n]]
         for author in (
             *rng.sample(strangers, min(1, len(strangers))),
             *rng.sample(known, min(3, len(known))),
         ):
-            served = author.isdigit()  # an honest node's
+            served = author.isdigit()  # the author is an honest node
             self.heard[n].tried(PeerId(author), served=served)
             if served:
                 self.serving[n].add(author)
@@ -84,27 +84,27 @@ class Swarm:
 
     @property
     def fairness(self) -> float:
-        """Return Jain's index of the paces: 1 if all are equal."""
+        """Return Jain's fairness index of the paces: 1 if all are equal."""
         paces = [min(pacing.pace, 1 / self.seconds) for pacing in self.pacing]
         return sum(paces) ** 2 / (len(paces) * sum(pace**2 for pace in paces))
 
 
-def test_few_nodes_send_in_each_of_their_rounds() -> None:
+def test_few_nodes_send_after_each_round() -> None:
     for nodes in (2, 8, FEW_AUTHORS):
         swarm = Swarm(nodes, seconds=5.0)
         swarm.play(2 * 65)
         assert swarm.play(300) == pytest.approx(nodes / 5, rel=0.02)
-    assert TARGET_PER_S < 8 / 5  # though that is more than the target
+    assert TARGET_PER_S < 8 / 5  # although that exceeds the target
 
 
-def test_many_nodes_share_the_target_and_each_has_the_same_part() -> None:
+def test_many_nodes_share_the_target_equally() -> None:
     swarm = Swarm(60, start_within=1.0)
     swarm.play(600)
     assert 0.7 * TARGET_PER_S < swarm.play(1800) < 1.3 * TARGET_PER_S
     assert swarm.fairness > 0.8
 
 
-def test_a_newcomer_to_a_busy_topic_begins_slowly_and_is_heard() -> None:
+def test_a_newcomer_to_a_busy_topic_starts_slowly_but_is_heard() -> None:
     swarm = Swarm(60, start_within=1.0)
     swarm.ready[0] = 1800
     swarm.play(1810)
@@ -115,7 +115,7 @@ def test_a_newcomer_to_a_busy_topic_begins_slowly_and_is_heard() -> None:
     assert 0 < swarm.sent[0] < 2 * mean * HOUR
 
 
-def test_those_who_stay_speed_up_when_most_have_left() -> None:
+def test_remaining_nodes_send_faster_after_most_have_left() -> None:
     swarm = Swarm(60, start_within=1.0)
     swarm.play(1800)
     swarm.ready[8:] = [math.inf] * 52
@@ -123,7 +123,7 @@ def test_those_who_stay_speed_up_when_most_have_left() -> None:
     assert swarm.play(300) == pytest.approx(8 / 30, rel=0.1)
 
 
-def test_a_node_that_has_little_to_send_does_not_speed_up_without_end() -> None:
+def test_a_node_with_little_to_send_does_not_speed_up_without_limit() -> None:
     heard, now = Heard(), 0.0
     pacing = Pacing(heard, random.Random(1))
     for now in range(0, HOUR, 4):
@@ -134,7 +134,7 @@ def test_a_node_that_has_little_to_send_does_not_speed_up_without_end() -> None:
 
 
 @pytest.mark.parametrize("group", ["", "11.0"])
-def test_a_loud_author_slows_other_nodes_by_its_part_alone(group: str) -> None:
+def test_a_loud_author_slows_other_nodes_only_by_its_share(group: str) -> None:
     calm, loud = Swarm(40, start_within=1.0), Swarm(40, start_within=1.0)
     calm.play(1200)
     loud.play(1200, lambda _: [("loud", group)])
@@ -143,7 +143,7 @@ def test_a_loud_author_slows_other_nodes_by_its_part_alone(group: str) -> None:
 
 
 @pytest.mark.parametrize("nodes, rate, keys", [(12, 14, 300), (40, 1, 300), (24, 14, 3000)])
-def test_a_crowd_of_free_keys_that_serves_nothing_slows_nobody(nodes: int, rate: int, keys: int) -> None:
+def test_a_crowd_of_fresh_keys_that_serves_nothing_slows_no_node(nodes: int, rate: int, keys: int) -> None:
     """The crowd sends 5 or 70 times the target, for 15 minutes."""
     calm, beside = (Swarm(nodes, start_within=1.0) for _ in range(2))
     calm.play(1800)
@@ -166,7 +166,7 @@ def test_authors_of_one_network_group_count_together_for_eight() -> None:
     assert heard.authors(10.0 + LONG_S) == heard.rates(10.0 + SHORT_S)[0] == 0
 
 
-def test_serving_authors_count_fully_and_strangers_as_strangers_served() -> None:
+def test_authors_that_served_count_fully_and_new_authors_by_the_share_that_serves() -> None:
     heard = Heard()
     heard.offer(PeerId("known"), "", 0.0)
     heard.tried(PeerId("known"), served=True)
@@ -182,7 +182,7 @@ def test_serving_authors_count_fully_and_strangers_as_strangers_served() -> None
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(0, 50), st.booleans()), max_size=200)
 )
-def test_counted_rates_never_exceed_the_heard_rates(
+def test_counted_rates_never_exceed_heard_rates(
     events: list[tuple[int, int, float, bool]],
 ) -> None:
     heard, now, times = Heard(), 0.0, []

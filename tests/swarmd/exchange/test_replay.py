@@ -1,4 +1,4 @@
-"""Recordings of an exchange: the same outputs again, bounded, without texts, and never in the way."""
+"""Recordings of an exchange can be replayed, are bounded, have no texts, and never disturb the exchange."""
 
 import errno
 import json
@@ -34,8 +34,8 @@ ADDRESS = "/ip4/11.0.0.7/tcp/4001"
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(ACTIONS, max_size=60), st.integers(0, 3), st.integers(1, 20_000))
-def test_a_recorded_run_has_the_same_outputs_again(actions: list[Action], seed: int, size: int) -> None:
-    """A file may begin with any state. Hiding secrets and addresses changes nothing in it."""
+def test_replaying_a_recording_gives_the_same_outputs(actions: list[Action], seed: int, size: int) -> None:
+    """A file may begin with any state. Hiding secrets and addresses does not change the replay."""
     with TemporaryDirectory() as folder, mock.patch.object(replay, "FILE_BYTES", size):
         path, played = Path(folder, "events.jsonl"), Played(seed)
         played.twin = None
@@ -49,7 +49,7 @@ def test_a_recorded_run_has_the_same_outputs_again(actions: list[Action], seed: 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.lists(ACTIONS, min_size=20, max_size=60), st.integers(0, 3))
-def test_a_file_begins_with_the_whole_state(actions: list[Action], seed: int) -> None:
+def test_a_recording_begins_with_the_complete_state(actions: list[Action], seed: int) -> None:
     with TemporaryDirectory() as folder:
         path, played = Path(folder, "events.jsonl"), Played(seed)
         played.twin = None
@@ -75,7 +75,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def recorded(path: Path, *, texts: str = "off", rounds: int = 3, said: list[str] | None = None) -> Exchange:
-    """Record a run in which a node shares, and hears an offer from a named address."""
+    """Record a run in which a node shares, and hears an offer that names an address."""
     exchange = Exchange(TINY_9, ROUND, SharingSettings(), "m", random.Random(1), 0)
     config = NodeConfig(round=ROUND, metrics=MetricsConfig(record_texts=texts))
     exchange.record = Recording(exchange, config, path, [].append if said is None else said.append)
@@ -93,7 +93,7 @@ def recorded(path: Path, *, texts: str = "off", rounds: int = 3, said: list[str]
 
 
 @pytest.mark.parametrize("texts", ["off", "on"])
-def test_texts_are_recorded_only_if_asked_and_addresses_never(path: Path, texts: str) -> None:
+def test_texts_are_recorded_only_on_demand_and_addresses_never(path: Path, texts: str) -> None:
     recorded(path, texts=texts)
     written = path.read_text()
     assert (json.dumps(TEXT)[1:-1] in written) == (texts == "on")
@@ -106,7 +106,9 @@ def test_texts_are_recorded_only_if_asked_and_addresses_never(path: Path, texts:
     assert (len(text), len(text.encode())) == (len(TEXT), len(TEXT.encode()))
 
 
-def test_there_are_two_files_of_bounded_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_has_at_most_two_files_of_bounded_size(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replay, "FILE_BYTES", 2000)
     recorded(path, rounds=60)
     files = sorted(path.parent.iterdir())
@@ -114,19 +116,21 @@ def test_there_are_two_files_of_bounded_size(path: Path, monkeypatch: pytest.Mon
     for file in files:
         _, *lines = file.read_bytes().splitlines(keepends=True)
         assert sum(map(len, lines[:-1])) < 2000
-        assert "77.88" not in file.read_text(), "the state that a file begins with has no network group"
+        assert "77.88" not in file.read_text(), (
+            "the recorded state has a network group, which must be left out"
+        )
     before, after = (list(replay.replay(file)) for file in reversed(files))
     assert before and all(same for *_, same in [*before, *after])
 
 
-def test_another_run_keeps_the_last_ones_events(path: Path) -> None:
+def test_another_run_keeps_the_events_of_the_last_run(path: Path) -> None:
     recorded(path)
     kept = path.read_bytes()
     recorded(path, rounds=1)
     assert path.with_name("events.jsonl.1").read_bytes() == kept
 
 
-def test_a_full_disk_is_said_once_and_the_exchange_goes_on(path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_the_exchange_continues(path: Path) -> None:
     said, full = list[str](), OSError(errno.ENOSPC, "No space left on device")
     with mock.patch.object(durable, "replace", side_effect=full):
         exchange = recorded(path, said=said)
@@ -141,7 +145,7 @@ def test_a_full_disk_is_said_once_and_the_exchange_goes_on(path: Path) -> None:
 
 @pytest.mark.parametrize("line", [0, 1, 4])
 @pytest.mark.parametrize("junk", ["", "junk", "{}", "[1,2]", '{"Exec":["x"]}', '[1.0,{"Ask":[]},"00"]', None])
-def test_a_damaged_line_is_named(path: Path, line: int, junk: str | None) -> None:
+def test_a_damaged_line_is_reported(path: Path, line: int, junk: str | None) -> None:
     recorded(path)
     lines = path.read_text().splitlines()
     lines[line] = lines[line][:-20] if junk is None else junk
@@ -150,12 +154,12 @@ def test_a_damaged_line_is_named(path: Path, line: int, junk: str | None) -> Non
         list(replay.replay(path))
 
 
-def test_an_empty_or_missing_file_is_named(path: Path) -> None:
+def test_an_empty_or_missing_file_is_reported(path: Path) -> None:
     with pytest.raises(SwarmdError, match=r"events\.jsonl"):
         list(replay.replay(path))
 
 
-def test_an_event_at_which_the_exchange_failed_is_recorded_and_named(
+def test_an_event_at_which_the_exchange_failed_is_recorded_and_reported(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange = recorded(path)
@@ -166,7 +170,7 @@ def test_an_event_at_which_the_exchange_failed_is_recorded_and_named(
         list(replay.replay(path))
 
 
-def test_the_command_prints_the_events_and_names_other_outputs(path: Path) -> None:
+def test_the_command_prints_the_events_and_different_outputs(path: Path) -> None:
     recorded(path)
     command = [sys.executable, "-m", "swarmd.exchange.replay", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

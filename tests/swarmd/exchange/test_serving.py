@@ -1,6 +1,6 @@
-"""A peer that offers and does not serve is set aside.
+"""A peer that offers rollouts but does not serve them is set aside.
 
-One that was restarted, is gone, slow or behind NAT is not.
+A peer that was restarted, left, is slow or is behind NAT is not set aside.
 """
 
 import random
@@ -44,20 +44,20 @@ def test_a_serving_author_is_set_aside_after_three_refusals() -> None:
     items = offered(A, *range(8)) + offered(B, *range(8))
     assert chosen(serving, items, 8, 13.0) == {B}
     assert chosen(serving, items, 16, 13.0 + FIRST_ASIDE_S) == {A, B}
-    # For twice as long now
+    # Now it is set aside for twice as long.
     assert fail(serving, A, 1, 30.0) == [True] and chosen(serving, items, 16, 31.0 + FIRST_ASIDE_S) == {B}
     serving.served(A, 60.0)
     assert serving.serves(A) and not serving.doubtful(A) and chosen(serving, items, 16, 60.0) == {A, B}
 
 
-def test_credit_changes_no_choice_while_all_serve() -> None:
+def test_credit_does_not_change_the_choice_while_all_serve() -> None:
     serving, items = Serving(4), offered(A, *range(8)) + offered(B, *range(8))
     serving.served(A, 0.0)
     assert serving.choose(items, 4, random.Random(5), uniform, 1.0) == uniform(items, 4, random.Random(5))
 
 
-def test_serving_one_in_four_is_enough() -> None:
-    """Two nodes behind NAT can fetch from each other only blobs that a third has fetched.
+def test_an_author_that_serves_one_in_four_requests_is_not_set_aside() -> None:
+    """Two nodes behind NAT can fetch from each other only blobs that a third node has fetched.
 
     In a swarm of ten, five of them behind NAT, about 28 of 100 fetches succeed.
     """
@@ -74,7 +74,7 @@ def test_serving_one_in_four_is_enough() -> None:
         assert aside < 400
 
 
-def test_an_author_that_failed_gets_no_place_until_it_serves_again() -> None:
+def test_an_author_that_failed_is_tried_once_a_round_until_it_serves_again() -> None:
     serving, items = Serving(4), offered(A, *range(40)) + offered(B, *range(8))
     for author in (A, B):
         serving.served(author, 0.0)
@@ -85,8 +85,8 @@ def test_an_author_that_failed_gets_no_place_until_it_serves_again() -> None:
         return [item.author for item in serving.choose(items, count, random.Random(0), uniform, 2.0, tried)]
 
     assert authors(4, tried=4) == [B] * 4
-    assert authors(4) == [B] * 4 + [A] and authors(0) == []  # in addition to them, once a round
-    # And if the other authors leave places free
+    assert authors(4) == [B] * 4 + [A] and authors(0) == []  # A is tried once a round
+    # It also gets places that the other authors leave free.
     assert authors(10) == [B] * 8 + [A] * 2 and authors(10, tried=1) == [B] * 8 + [A]
     serving.next_round()
     assert authors(0) == [A]
@@ -95,9 +95,7 @@ def test_an_author_that_failed_gets_no_place_until_it_serves_again() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "quarter"), [(4, 1), (8, 2), (1, 1)])
-def test_new_names_together_get_a_quarter_of_a_round_once_they_have_not_served(
-    wanted: int, quarter: int
-) -> None:
+def test_after_failures_new_authors_together_get_a_quarter_of_a_round(wanted: int, quarter: int) -> None:
     serving, new = Serving(wanted), [PeerId(f"n{n}") for n in range(100)]
     serving.served(A, 0.0)
     for name in new[:STRANGERS_CREDIT]:
@@ -112,12 +110,14 @@ def test_new_names_together_get_a_quarter_of_a_round_once_they_have_not_served(
         assert len(authors) == 10 and authors.count(A) == 10 - quarter
         serving.next_round()
     serving.served(new[-1], 3.0)
-    assert len(chosen(serving, items, 40, 4.0)) > 10  # they are believed again
+    assert len(chosen(serving, items, 40, 4.0)) > 10  # new authors are trusted again
     fail(serving, new[-2], 1, 5.0)
-    assert len(chosen(serving, items, 40, 6.0)) == 2 + quarter, "until the next that does not serve"
+    assert len(chosen(serving, items, 40, 6.0)) == 2 + quarter, (
+        "another failure did not limit new authors again"
+    )
 
 
-def test_while_nobody_serves_new_names_are_free() -> None:
+def test_while_no_author_serves_new_authors_are_not_limited() -> None:
     serving = Serving(4)
     for n in range(STRANGERS_CREDIT):
         fail(serving, PeerId(f"n{n}"), 1, 1.0)
@@ -127,7 +127,7 @@ def test_while_nobody_serves_new_names_are_free() -> None:
     )
 
 
-def test_silence_is_held_against_an_author_only_if_other_peers_answered_lately() -> None:
+def test_silence_counts_against_an_author_only_if_other_peers_answered() -> None:
     serving = Serving(4)
     assert (
         serving.cost(HolderReply.NOTHING, True, 5.0) == SOFT
@@ -135,15 +135,15 @@ def test_silence_is_held_against_an_author_only_if_other_peers_answered_lately()
     )
     serving.served(A, 6.0)
     assert serving.cost(HolderReply.NOTHING, True, 10.0) == HARD
-    assert serving.cost(HolderReply.FAILED, False, 10.0) == SOFT  # nobody is connected to it
+    assert serving.cost(HolderReply.FAILED, False, 10.0) == SOFT  # the author is not connected
     assert serving.cost(HolderReply.NOTHING, True, 66.0) == SOFT
 
 
-# Members of a swarm, over the memory engine.
+# Tests with members over the memory engine.
 
 
 async def serve(a: Party, b: Party) -> None:
-    """Have b fetch a round's rollouts of a."""
+    """Let b fetch a round's rollouts of a."""
     a.share(*range(900, 904))
     await settled(1)
     assert len(b.got) == 4
@@ -157,7 +157,7 @@ async def test_a_restart_counts_as_one_failure(autojump_clock: trio.testing.Mock
     async with running(b):
         await serve(a, b)
         a.share(*range(12))
-        again = join(swarm, 1, sequence=100)  # the same key, without its earlier blobs
+        again = join(swarm, 1, sequence=100)  # the same key without the earlier blobs
         await settled(5)
         assert b.market.missed == 4 and not b.got and b.status["on_offer"] == 0
         shared = again.share(*range(20, 28))
@@ -167,7 +167,7 @@ async def test_a_restart_counts_as_one_failure(autojump_clock: trio.testing.Mock
 
 
 async def test_an_author_that_left_is_not_blamed(autojump_clock: trio.testing.MockClock) -> None:
-    a, b, _ = joined(1, 2, 3)  # while another is there
+    a, b, _ = joined(1, 2, 3)  # while another member is connected
     async with running(b):
         await serve(a, b)
         a.share(*range(60))
@@ -188,10 +188,10 @@ async def test_a_serving_author_that_refuses_its_offer_is_blamed_a_little(
             )
             await settled(1)
     assert b.member.reports == {Reason.UNSERVED: 1} and b.tried[-1] == (a.id, False)
-    assert -2 <= b.member.score(a.id) < 0  # and no more than that
+    assert -2 <= b.member.score(a.id) < 0  # but not lower
 
 
-async def test_an_author_that_keeps_silent_is_blamed_if_another_serves(
+async def test_a_silent_author_is_blamed_if_another_serves(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     a, other, b = joined(1, 2, 3)
@@ -207,8 +207,10 @@ async def test_an_author_that_keeps_silent_is_blamed_if_another_serves(
     assert b.member.reports == {Reason.UNSERVED: 1} and {r.author for r in b.got} == {other.id}
 
 
-async def test_offering_anothers_blob_harms_only_the_offerer(autojump_clock: trio.testing.MockClock) -> None:
-    """The plagiarist offers ids that an honest author offers, with sizes that are too small for them."""
+async def test_offering_another_authors_blob_harms_only_the_thief(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """The thief offers an honest author's ids with sizes that are too small."""
     a, b, liar = joined(1, 2, 3)
     async with running(b):
         shared = []

@@ -1,6 +1,6 @@
-"""Rollouts over the memory swarm.
+"""Members exchange rollouts over the memory engine.
 
-All other members collect a shared rollout; malformed rollouts are refused, and their authors blamed.
+All other members collect a shared rollout; malformed rollouts are rejected, and their authors are blamed.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def rollouts(member: Member, *ns: int, specialty: str = "bf") -> list[Rollout]:
     ]
 
 
-def test_every_other_member_of_the_swarm_collects_a_shared_rollout_and_nobody_else() -> None:
+def test_exactly_the_other_members_of_the_swarm_collect_a_shared_rollout() -> None:
     swarm = MemorySwarm()
     (a, from_a), (_, from_b), (_, from_c) = (join(swarm, i) for i in (1, 2, 3))
     from_a.share(rollouts(a, 1, 2), round_number=5)
@@ -62,7 +62,7 @@ def test_the_author_is_the_signer_even_if_the_body_names_another() -> None:
     assert got.author == a.identity.peer_id
 
 
-def test_an_author_is_known_by_the_group_that_its_rollouts_came_from() -> None:
+def test_an_authors_network_group_comes_from_the_connection_of_its_rollouts() -> None:
     swarm = MemorySwarm()
     (a, _), (b, from_b) = (join(swarm, i) for i in (1, 2))
     author = a.identity.peer_id
@@ -81,7 +81,7 @@ def test_garbage_is_refused_counted_and_reported() -> None:
     assert b.reports == {Reason.UNDECODABLE: 1}
 
 
-def test_tasks_that_are_not_for_training_are_refused_and_the_rest_is_used() -> None:
+def test_held_out_tasks_are_rejected_and_the_other_rollouts_are_used() -> None:
     swarm = MemorySwarm()
     (a, from_a), (b, from_b) = (join(swarm, i) for i in (1, 2))
     from_a.share(
@@ -92,14 +92,14 @@ def test_tasks_that_are_not_for_training_are_refused_and_the_rest_is_used() -> N
     assert b.reports == {Reason.UNKNOWN_TASK: 1}
 
 
-def test_frames_refused_at_admission_show_up_in_the_round_that_follows() -> None:
+def test_frames_rejected_at_admission_are_counted_in_the_next_round() -> None:
     swarm = MemorySwarm()
     (_, from_a), _ = join(swarm, 1), join(swarm, 2)
     swarm.inject(b"noise")
     assert from_a.collect() == ([], {Reason.MALFORMED.value: 1}) and from_a.collect() == ([], {})
 
 
-def test_more_rollouts_than_a_body_may_hold_are_offered_however_small_they_are() -> None:
+def test_more_rollouts_than_fit_into_a_body_are_offered_whatever_their_size() -> None:
     swarm = MemorySwarm()
     (a, from_a), (b, from_b) = (join(swarm, i) for i in (1, 2))
     from_a.share(rollouts(a, *range(wire.MAX_ROLLOUTS + 1)), round_number=1)

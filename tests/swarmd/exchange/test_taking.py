@@ -1,7 +1,7 @@
-"""`[sharing] take` chooses from offers, of which J are fetched, as from a pool that has everything.
+"""`[sharing] take` chooses J offers to fetch in the same way as it chooses from a pool of all rollouts.
 
-The board and the choice are real. Eight other nodes offer rollouts of two specialties: we are weak in one of
-them, and as good as they are in the other.
+The board and the choice are real. Eight other nodes offer rollouts of two specialties. The choosing node is
+weak in one of them, and as good as the other nodes in the other.
 """
 
 import random
@@ -34,7 +34,7 @@ def scored(n: int, specialty: str, right: int, by: str, number: int = 1) -> Scor
 
 
 def sharing(take: str, ours: dict[str, int], theirs: int = 5) -> Sharing:
-    """Return the rule of `take`, if we gave `ours` and they `theirs` right completions of eight."""
+    """Return the rule of `take` for a node with `ours` right completions of eight; peers have `theirs`."""
     known = Sharing(SharingSettings(take=take))
     own = [scored(n, specialty, right, "me") for specialty, right in ours.items() for n in range(32)]
     known.saw(own, [scored(n, specialty, theirs, "a0") for specialty in ours for n in range(32)], 1)
@@ -42,8 +42,7 @@ def sharing(take: str, ours: dict[str, int], theirs: int = 5) -> Sharing:
 
 
 def offered(number: int) -> list[Scored]:
-    """Return the other nodes' rollouts of a round: four specialists of each specialty, four rollouts of
-    each."""
+    """Return a round's rollouts of the other nodes: each specialty has four nodes with four rollouts each."""
     return [scored(100 * number + n, WEAK if n % 2 else STRONG, 5, f"a{n % 8}", number) for n in range(32)]
 
 
@@ -52,7 +51,7 @@ def from_the_whole_pool(known: Sharing, number: int, rng: random.Random) -> list
 
 
 def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
-    """Return a node's fetches by the daemon's choice, which has the trainer's knowledge."""
+    """Return the rollouts that the daemon chooses to fetch, with the trainer's knowledge."""
     choice = OfferChoice[Offered](known.settings, WANTED, lambda item: author(item.author))
     choice.begin(known.lead)
     board, there = Board(lambda ref: True, kept_rounds=2), {scored.ref: scored for scored in offered(number)}
@@ -63,21 +62,21 @@ def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]
 
 
 def from_any_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
-    """Return J of the offers, under any strategy."""
+    """Return J random offers, whatever the strategy."""
     return rng.sample(offered(number), WANTED)
 
 
 def batch(
     take: str, pool: Callable[[Sharing, int, random.Random], list[Scored]], ours: dict[str, int] | None = None
 ) -> tuple[float, float]:
-    """Return how many rollouts of a batch are of the weak specialty, and how many it has, on average."""
+    """Return the average number of rollouts of the weak specialty in a batch, and of all rollouts in it."""
     known, rng = sharing(take, ours or {WEAK: 1, STRONG: 5}), random.Random(1)
     sample = SharingSampler(known, 0, WANTED, author)
     batches = [sample([], pool(known, number, rng), rng) for number in range(1, ROUNDS + 1)]
     return fmean(sum(s.ref.specialty == WEAK for s in each) for each in batches), fmean(map(len, batches))
 
 
-def test_need_finds_as_much_of_the_weak_specialty_on_offer_as_in_the_whole_pool() -> None:
+def test_need_gets_as_much_of_the_weak_specialty_from_offers_as_from_a_pool() -> None:
     whole, fetched, any_of_them = (
         batch("need", pool)[0] for pool in (from_the_whole_pool, from_offers, from_any_offers)
     )
@@ -85,9 +84,9 @@ def test_need_finds_as_much_of_the_weak_specialty_on_offer_as_in_the_whole_pool(
     assert abs(fetched - whole) < 0.2
 
 
-def test_ahead_fetches_a_whole_offered_batch_and_nothing_if_nobody_is_ahead() -> None:
+def test_ahead_fetches_a_full_batch_or_nothing_if_no_node_is_ahead() -> None:
     assert batch("ahead", from_offers) == (4.0, 4.0) == batch("ahead", from_the_whole_pool)
-    # If any offer were fetched, half of the batch would stay empty.
+    # With random offers, half of the batch would stay empty.
     assert batch("ahead", from_any_offers)[1] == pytest.approx(2.0, abs=0.15)
     assert batch("ahead", from_offers, {WEAK: 6, STRONG: 6}) == (0.0, 0.0)
 
@@ -102,7 +101,7 @@ def test_the_other_strategies_choose_from_offers_as_from_the_pool(take: str, sha
     )
 
 
-def test_a_round_begins_with_all_its_places_and_no_author_has_more_of_a_specialty_than_its_share() -> None:
+def test_a_round_starts_with_free_places_and_authors_keep_to_their_share() -> None:
     choice = OfferChoice[Offered](SharingSettings(), 8, lambda item: author(item.author))
 
     def of_a(by: str, seed: int) -> int:
@@ -112,5 +111,5 @@ def test_a_round_begins_with_all_its_places_and_no_author_has_more_of_a_specialt
         choice.begin(Lead())
         return sum(item.author == "a" for item in choice(offers, 8, random.Random(seed)))
 
-    assert of_a("a", 0) == 8, "alone it has all of them"
+    assert of_a("a", 0) == 8, "a single author did not get all places"
     assert {of_a("abc", seed) for seed in range(20)} == {2, 3}

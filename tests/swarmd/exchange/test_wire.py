@@ -26,7 +26,9 @@ def rollout(n: int, size: int = 1, completions: int = 8) -> Rollout:
 
 
 @given(ROLLOUTS, st.integers(0, 10**6), TEXT)
-def test_encoded_rollouts_decode_to_themselves(rollouts: list[Rollout], number: int, model: str) -> None:
+def test_decoding_encoded_rollouts_gives_the_same_rollouts(
+    rollouts: list[Rollout], number: int, model: str
+) -> None:
     body = wire.encode(rollouts, number, model)
     document = [
         1,
@@ -41,7 +43,7 @@ def test_encoded_rollouts_decode_to_themselves(rollouts: list[Rollout], number: 
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_give_a_reason_and_never_an_exception(body: bytes) -> None:
+def test_arbitrary_bytes_give_a_reason_and_never_an_exception(body: bytes) -> None:
     assert isinstance(wire.decode(body, ME), Reason)
 
 
@@ -57,20 +59,21 @@ ALMOST = st.tuples(TEXT, st.integers(-(2**63), 2**63), st.lists(JUNK, max_size=3
 
 @settings(max_examples=300)
 @given(st.tuples(st.just(1), st.integers(-1, 5), TEXT | JUNK, st.lists(JUNK | ALMOST, max_size=3)))
-def test_almost_right_bodies_are_refused_or_canonical(document: tuple[object, ...]) -> None:
+def test_almost_valid_bodies_are_rejected_or_canonical(document: tuple[object, ...]) -> None:
     body = msgpack.packb(document)
     decoded = wire.decode(body, ME)
     if isinstance(decoded, wire.RolloutSet):
         assert wire.encode(decoded.rollouts, decoded.round, decoded.model) == body
 
 
-def test_flipped_bits_and_cuts_never_raise_and_never_pass_unseen() -> None:
+def test_flipped_bits_and_truncations_raise_nothing_and_change_the_content() -> None:
     body = wire.encode([rollout(n) for n in range(3)], 9, "tiny")
     for i in range(len(body) * 8):
         changed = bytearray(body)
         changed[i // 8] ^= 1 << i % 8
         decoded = wire.decode(bytes(changed), ME)
-        # A changed letter or number is still a rollout set; the envelope's signature guards it
+        # A changed letter or number may still be a rollout set; the envelope's signature protects against
+        # that.
         if isinstance(decoded, wire.RolloutSet):
             assert wire.encode(decoded.rollouts, decoded.round, decoded.model) == bytes(changed)
     for cut in range(len(body)):

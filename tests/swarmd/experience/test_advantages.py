@@ -1,4 +1,4 @@
-"""Advantages: every loss with every weighting, rows of both tables that nobody thought of included."""
+"""Advantages: every loss with every weighting, and also losses and weightings that a user adds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from tests.swarmd.experience.conftest import ME
 from tests.swarmd.experience.conftest import scored as scored_task
 
 scored = partial(scored_task, 1)
-# A loss that somebody adds to the table: the reward less the group's mean.
+# A loss that a user adds to the table: the reward minus the group's mean.
 TABLE: Mapping[str, Loss] = {
     **LOSSES,
     "added": Loss(grpo, lambda scored, _: [r - fmean(scored.group) for r in scored.rewards]),
@@ -37,15 +37,17 @@ def weighed(loss: str, weigh: str, one: Scored, success: Success | None = None) 
 @pytest.mark.parametrize("weigh", WEIGHS)
 @pytest.mark.parametrize("loss", TABLE)
 @given(rewards=REWARDS)
-def test_a_weighting_acts_on_any_loss_and_on_external_rollouts_alone(
+def test_a_weighting_acts_on_any_loss_but_only_on_external_rollouts(
     loss: str, weigh: str, rewards: tuple[float, ...]
 ) -> None:
     mine, theirs = scored(*rewards, author=ME), scored(*rewards)
     plain, found = given_by(loss, theirs), weighed(loss, weigh, theirs)
-    assert weighed(loss, weigh, mine) == given_by(loss, mine), "our own keep the loss's"
+    assert weighed(loss, weigh, mine) == given_by(loss, mine), (
+        "the weighting changed advantages of local rollouts"
+    )
     assert len(found) == len(rewards) and all(map(math.isfinite, found))
     if weigh in NEVER_PUSHES_DOWN:
-        assert min(found) >= 0, "no text of another node is pushed down"
+        assert min(found) >= 0, "an external completion has a negative advantage"
     if weigh == "paper":
         assert found == plain
     if weigh == "positive":
@@ -60,12 +62,12 @@ def test_a_weighting_acts_on_any_loss_and_on_external_rollouts_alone(
         ("right", (0, 1), (0, 1)),
         ("right", (0.2, 0.4), (0.2, 0.4)),
         ("own-positive", (0, 1), (0, 1.732)),
-        # Right throughout: against our own success, and nothing by itself.
+        # A rollout with only right answers: its advantage comes from the node's own success rate.
         ("own-positive", (1, 1, 1), (1.732,) * 3),
         ("paper", (1, 1, 1), (0, 0, 0)),
     ],
 )
-def test_each_weighting_of_a_group(
+def test_each_weighting_gives_the_expected_advantages_of_a_group(
     weigh: str, rewards: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
     found = weighed("grpo", weigh, scored(*rewards), Success({"bf": 1.0}, {"bf": 4.0}))
@@ -78,7 +80,7 @@ def of_success(share: float) -> Success:
 
 @pytest.mark.parametrize("loss", TABLE)
 @pytest.mark.parametrize("weigh", sorted(set(WEIGHS) - {"paper"}))
-def test_a_single_right_answer_counts_the_more_the_more_we_fail(weigh: str, loss: str) -> None:
+def test_a_single_right_answer_counts_more_if_the_node_fails_more_often(weigh: str, loss: str) -> None:
     given = []
     for success in (0.0, 0.3, 0.8):
         one = Sharing(SharingSettings(weigh=weigh), of_success(success)).judged(scored(1))
@@ -87,7 +89,7 @@ def test_a_single_right_answer_counts_the_more_the_more_we_fail(weigh: str, loss
     assert given == sorted(given, reverse=True) and given[-1] > 0
 
 
-def test_a_single_right_answer_is_as_one_of_sixteen_and_teaches_nothing_to_who_never_fails() -> None:
+def test_a_single_right_answer_counts_as_one_of_sixteen_and_zero_without_failures() -> None:
     judged = [Sharing(success=of_success(success)).judged(scored(1)) for success in (0.0, 0.2, 0.5, 0.9, 1.0)]
     assert [sum(one.group) for one in judged] == [1, 4, 9, 15, 16] and {len(one.group) for one in judged} == {
         16
@@ -99,7 +101,7 @@ def test_a_single_right_answer_is_as_one_of_sixteen_and_teaches_nothing_to_who_n
     )
 
 
-def test_a_single_partly_right_answer_counts_if_our_own_are_worse() -> None:
+def test_a_single_partly_right_answer_counts_if_the_nodes_answers_are_worse() -> None:
     better, worse = (Sharing(success=of_success(success)).judged(scored(0.5)) for success in (0.2, 0.6))
     assert better.informative and given_by("grpo", better)[0] > 0
     assert worse == scored(0.5)
@@ -107,11 +109,11 @@ def test_a_single_partly_right_answer_counts_if_our_own_are_worse() -> None:
 
 @pytest.mark.parametrize("other", [scored(0), scored(1, 1), scored(0, 0), scored(0, 1)], ids=str)
 @pytest.mark.parametrize("success", [0.0, 0.3])
-def test_other_rollouts_than_single_right_answers_keep_their_group(other: Scored, success: float) -> None:
+def test_only_single_right_answers_are_compared_with_the_nodes_success(other: Scored, success: float) -> None:
     assert Sharing(success=of_success(success)).judged(other) is other
 
 
-def test_our_own_success_counts_as_one_to_fifteen_of_sixteen() -> None:
+def test_the_nodes_success_counts_as_one_to_fifteen_of_sixteen() -> None:
     found = [weighed("grpo", "own-positive", scored(1), of_success(success))[0] for success in (0.0, 1.0)]
     assert found == pytest.approx([15**0.5, 15**-0.5])
 
@@ -121,6 +123,6 @@ def test_with_the_papers_weights_a_single_right_answer_has_no_advantage() -> Non
     assert not one.informative and weighed("grpo", "paper", one) == (0.0,)
 
 
-def test_asymre_leans_on_the_better_answers() -> None:
+def test_asymre_weighs_better_answers_more() -> None:
     assert shifted(scored(1, 0, 0, 1), -0.1) == pytest.approx((0.6, -0.4, -0.4, 0.6))
     assert shifted(scored(1, 1), 0.0) == (0.0, 0.0)

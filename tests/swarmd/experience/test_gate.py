@@ -1,6 +1,6 @@
-"""The gate: which rollouts are odd, compared with which ones, and their handling.
+"""The gate finds rollouts that are unusual compared with other rollouts, and leaves them out or reports them.
 
-No policy here: its log-probabilities are given.
+There is no policy; its log-probabilities are given.
 """
 
 import random
@@ -65,17 +65,19 @@ def warm(margin: float = 1.5, logprobs: tuple[float, ...] = LIKELY, text: str = 
     return gate
 
 
-def test_the_traits_of_a_completion() -> None:
+def test_the_traits_of_a_completion_are_computed() -> None:
     assert traits("abc", (-1.0, -2.0, -3.0, -6.0, 0.0)) == Traits(3, 6.0, 3.0, 2.4)
-    assert traits("", (-1.0, -3.0)) == Traits(0, 3.0, 2.0, 2.0), "a completion shorter than a stretch is one"
+    assert traits("", (-1.0, -3.0)) == Traits(0, 3.0, 2.0, 2.0), (
+        "a completion shorter than a stretch was not treated as one stretch"
+    )
 
 
-def test_a_few_tokens_do_not_hide_in_the_mean() -> None:
+def test_a_few_odd_tokens_are_not_hidden_by_the_mean() -> None:
     long = traits("x", (-0.1,) * 96 + (-7.0,) * 4)
     assert long.mean < FLOORS.mean and long.token < FLOORS.token and long.stretch > FLOORS.stretch
 
 
-def test_nothing_is_judged_before_enough_local_completions_were_seen() -> None:
+def test_no_rollout_is_judged_before_enough_local_completions() -> None:
     gate, odd = Gate(), rollout(1, OTHER, ["x" * 9999], tokens=[UNLIKELY])
     gate.learn([own(1, WARM_UP_COMPLETIONS - 1)])
     assert gate.limits is None and passes(gate, odd) and gate.take_refused() == {}
@@ -83,27 +85,29 @@ def test_nothing_is_judged_before_enough_local_completions_were_seen() -> None:
     assert gate.limits is not None and not passes(gate, odd)
 
 
-def test_a_round_is_learnt_from_once() -> None:
+def test_the_limits_learn_from_each_round_only_once() -> None:
     gate = Gate()
     for _ in range(3):
         gate.learn([own(1, WARM_UP_COMPLETIONS // 2), own(1, 1)])
     assert len(gate.state.own) == WARM_UP_COMPLETIONS // 2 + 1
 
 
-def test_limits_are_the_local_figures_with_a_margin_and_never_below_the_floors() -> None:
-    assert warm().limits == FLOORS, "a policy that is very sure of itself does not reject the rest"
+def test_limits_are_the_local_figures_plus_a_margin_but_at_least_the_floors() -> None:
+    assert warm().limits == FLOORS, "a very confident policy would reject all other text"
     high = warm(1.5, (-10.0, -6.0, -6.0, -6.0), "a" * 100).limits
     assert high == Traits(150.0, 15.0, 10.5, 10.5)
     wider = warm(3.0, (-10.0, -6.0, -6.0, -6.0), "a" * 100).limits
     assert wider == Traits(300.0, 30.0, 21.0, 21.0)
 
 
-def test_one_odd_local_completion_sets_no_limit() -> None:
+def test_one_odd_local_completion_does_not_set_the_limit() -> None:
     gate = Gate()
     gate.learn([own(1, 3 * WARM_UP_COMPLETIONS), own(1, 1, (-50.0,), "x" * 5000)])
     assert gate.limits == FLOORS
     gate.learn([own(2, WARM_UP_COMPLETIONS, (-50.0,), "x" * 5000)])
-    assert gate.limits == Traits(7500.0, 75.0, 75.0, 75.0), "but many do"
+    assert gate.limits == Traits(7500.0, 75.0, 75.0, 75.0), (
+        "many odd local completions did not raise the limit"
+    )
 
 
 def test_old_local_completions_are_forgotten() -> None:
@@ -122,22 +126,22 @@ def test_old_local_completions_are_forgotten() -> None:
         (NAMES[3], "x", (-2.1,) * 9),
     ],
 )
-def test_each_trait_is_held_against_its_limit(name: str, text: str, logprobs: tuple[float, ...]) -> None:
+def test_each_trait_is_compared_with_its_limit(name: str, text: str, logprobs: tuple[float, ...]) -> None:
     gate = warm()
     assert not passes(gate, rollout(1, OTHER, ["fine", text], tokens=[LIKELY, logprobs]))
     assert gate.take_refused() == {name: 1} and gate.take_refused() == {}
     assert passes(gate, rollout(1, OTHER, ["x" * 64], tokens=[(-8.0, -2.0, *LIKELY, -2.0, -2.0)])), (
-        "at a limit is within it"
+        "a completion at a limit was rejected"
     )
 
 
 def test_an_empty_answer_is_not_odd() -> None:
-    """It has no token to look at, and anybody may send one."""
+    """An empty answer has no token to judge, and any node may send one."""
     assert passes(warm(), rollout(1, OTHER, ["", "fine"], (0.0, 1.0), tokens=[(), LIKELY]))
 
 
 class Asked:
-    """Log-probabilities by the text, and how often they were asked for."""
+    """Returns log-probabilities that depend on the text, and counts the calls."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -154,20 +158,20 @@ def gated(pool: Pool, asked: Asked, gate: Gate | None = None) -> BatchBuilder:
 
 
 def stocked(texts: Sequence[str]) -> Pool:
-    """A pool of rollouts, each with one right and one wrong completion."""
+    """Return a pool of rollouts with one right and one wrong completion each."""
     pool = Pool(2)
     pool.add(rollout(n, OTHER, [text, "wrong"], (1.0, 0.0)) for n, text in enumerate(texts))
     return pool
 
 
-def test_odd_rollouts_leave_the_pool_and_further_ones_take_their_place() -> None:
+def test_odd_rollouts_leave_the_pool_and_other_rollouts_take_their_places() -> None:
     pool, asked, gate = stocked(["odd"] * 4 + ["fine"] * 8), Asked(), warm()
     sampler = gated(pool, asked, gate)
     for seed in range(20):
         batch = sampler([own(2)], random.Random(seed))
         assert [s.rollout.completions[0].text for s in batch if s.rollout.author == OTHER] == ["fine"] * 4
         assert all(s.tokens is None for s in batch if s.rollout.author == OTHER), (
-            "the update takes it as on-policy, as ever"
+            "an external rollout kept log-probabilities, so the update does not treat it as on-policy"
         )
     assert len(pool) == 8 and gate.take_refused() == {NAMES[1]: 4}
 
@@ -176,10 +180,12 @@ def test_the_gate_leaves_ordinary_rollouts_unchanged() -> None:
     pool, asked = stocked(["fine"] * 12), Asked()
     plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))
     assert gated(pool, asked)([own(2)], random.Random(5)) == plain
-    assert asked.texts == ["fine", "wrong"] * 4, "neither rejected nor local rollouts"
+    assert asked.texts == ["fine", "wrong"] * 4, (
+        "log-probabilities of rejected or local rollouts were computed"
+    )
 
 
-def test_how_often_an_authors_rollouts_pass_is_remembered_the_newest_counting_most() -> None:
+def test_an_authors_pass_rate_is_remembered_with_more_weight_on_recent_rollouts() -> None:
     gate = warm()
     gated(stocked(["odd"] * 4), Asked(), gate)([own(2)], random.Random(0))
     refused = (1 - ONE_LOOK) ** 4
@@ -187,7 +193,7 @@ def test_how_often_an_authors_rollouts_pass_is_remembered_the_newest_counting_mo
     gated(stocked(["fine"] * 4), Asked(), gate)([own(2)], random.Random(0))
     assert gate.pass_rates == {OTHER: pytest.approx(1 - (1 - refused) * refused)}
     gated(stocked(["fine"] * 4), Asked(), fresh := warm())([own(2)], random.Random(0))
-    assert fresh.pass_rates == {}, "only who was refused"
+    assert fresh.pass_rates == {}, "an author without rejected rollouts was listed"
     for _ in range(99):
         gate.saw(OTHER, passed=False)
     assert gate.pass_rates == {OTHER: MIN_PASS_RATE}
@@ -199,7 +205,7 @@ def test_how_often_an_authors_rollouts_pass_is_remembered_the_newest_counting_mo
     assert OTHER not in gate.pass_rates and len(gate.pass_rates) == MAX_AUTHORS
 
 
-def test_a_rollout_that_is_replayed_counts_once_for_its_author() -> None:
+def test_a_replayed_rollout_counts_only_once_for_its_author() -> None:
     pool, asked, gate = Pool(32, 16, PoolLimits(ME, 32)), Asked(), warm()
     pool.add(rollout(n, OTHER, [text, "wrong"], (1.0, 0.0)) for n, text in enumerate(["odd", "fine"]))
     filters = [Gated(gate, asked, partial(pool.remember, logprobs=asked))]
@@ -209,15 +215,15 @@ def test_a_rollout_that_is_replayed_counts_once_for_its_author() -> None:
     assert gate.pass_rates[OTHER] <= 1 - ONE_LOOK * (1 - ONE_LOOK)
 
 
-def test_our_own_rollouts_are_not_judged() -> None:
-    """Replay draws it from the pool like an external one."""
+def test_local_rollouts_are_not_judged() -> None:
+    """Replay draws local rollouts from the pool like external ones."""
     pool = Pool(32, 16, PoolLimits(ME, 32))
     mine = rollout(1, ME, ["odd", "wrong"], (1.0, 0.0), tokens=[UNLIKELY, UNLIKELY])
     pool.add_own([mine])
     assert gated(pool, Asked())([], random.Random(0)) == [mine]
 
 
-def test_the_same_text_is_looked_at_once() -> None:
+def test_the_log_probabilities_of_the_same_text_are_computed_once() -> None:
     pool, asked = Pool(2), Asked()
     pool.add([rollout(1, OTHER, ["fine", "fine", "wrong", "fine", "fine too"], (1.0, 1.0, 0.0, 1.0, 1.0))])
     assert len(gated(pool, asked)([], random.Random(0))) == 1
@@ -232,11 +238,13 @@ def test_the_same_text_is_looked_at_once() -> None:
         (["fine", "odd", "wrong"], (1.0, 1.0, 0.0), None),
     ],
 )
-def test_odd_wrong_answers_are_left_out_and_an_odd_right_one_costs_the_rollout(
+def test_odd_wrong_answers_are_dropped_and_an_odd_right_answer_rejects_the_rollout(
     texts: list[str], rewards: tuple[float, ...], left: list[str] | None
 ) -> None:
-    """Pushing away a completion that is far away already does harm by itself, and is no reason to do without
-    the rest."""
+    """Training away from a completion that is already very unlikely does harm.
+
+    But this is no reason to drop the rest of the rollout.
+    """
     pool = Pool(2)
     pool.add([whole := rollout(1, OTHER, texts, rewards)])
     gate = warm()
@@ -248,41 +256,43 @@ def test_odd_wrong_answers_are_left_out_and_an_odd_right_one_costs_the_rollout(
         assert len(pool.use([scored])) == 1 and gate.take_refused() == {}
 
 
-def test_the_rest_of_a_group_keeps_its_advantages() -> None:
-    """1 right of 8 has 2.65; with five of the wrong ones left out it would have 1.41 by itself."""
+def test_after_drops_the_rest_of_a_group_keeps_its_advantages() -> None:
+    """One right answer of 8 has advantage 2.65; recomputed without five wrong ones, it would have 1.41."""
     pool, whole = Pool(2), rollout(1, OTHER, ["fine", *["odd"] * 5, "wrong", "wrong"], (1.0, *[0.0] * 7))
     pool.add([whole])
     (scored,) = gated(pool, Asked())([], random.Random(0))
     before = within_group(whole)
     assert within_group(scored) == (before[0], *before[6:]) and before[0] == pytest.approx(2.645, abs=1e-3)
     again = part(scored, [0, 1])
-    assert within_group(again) == before[:1] + before[6:7], "also of a part of a part"
+    assert within_group(again) == before[:1] + before[6:7], "a part of a part did not keep its advantages"
     assert shifted(again, -0.1) == pytest.approx((0.975, -0.025))
 
 
 def end(text: str) -> int | None:
-    """Return the position of the answer's end: at its last full stop."""
+    """Return the position at which the answer ends: the last full stop."""
     return text.rfind(".") + 1 or None
 
 
-def test_text_behind_a_local_answer_does_not_count_as_its_length() -> None:
+def test_text_after_a_local_answer_does_not_count_towards_its_length() -> None:
     gate = Gate(answer_end=end)
     gate.learn([own(1, WARM_UP_COMPLETIONS, text="a." + "b" * 500)])
     assert gate.limits == FLOORS
 
 
-def test_an_ending_answer_is_never_odd() -> None:
-    """A policy that has unlearnt to end may learn it again. An end without an answer is looked at."""
+def test_the_end_of_an_answer_is_never_odd() -> None:
+    """So a policy that no longer ends its answers can relearn this. An end without an answer is judged."""
     gate = warm()
     gate.answer_end = end
     stops = rollout(1, OTHER, ["fine.", "fine."], (1.0, 0.0), tokens=[(*LIKELY, -30.0)] * 2)
     assert passes(gate, stops)
     assert not passes(gate, rollout(1, OTHER, ["nothing", "fine."], tokens=[(*LIKELY, -30.0)] * 2))
-    assert not passes(gate, rollout(1, OTHER, ["fine."], tokens=[(*LIKELY, -30.0, -0.1)])), "the end alone"
+    assert not passes(gate, rollout(1, OTHER, ["fine."], tokens=[(*LIKELY, -30.0, -0.1)])), (
+        "an end without an answer was not judged"
+    )
 
 
-def test_a_gate_that_does_not_act_reports() -> None:
-    """It reports on the batch once, in one round of ten; nothing is changed and nothing leaves the pool."""
+def test_a_gate_in_report_mode_only_reports() -> None:
+    """In one round of ten it reports on the batch, once; the batch and the pool do not change."""
     pool, asked = stocked(["odd"] * 3 + ["fine."]), Asked()
     gate = replace(warm(), acts=False, answer_end=end, round=19)
     assert len(gated(pool, asked, gate)([own(2)], random.Random(5))) == 5
@@ -294,13 +304,13 @@ def test_a_gate_that_does_not_act_reports() -> None:
     assert gate.pass_rates == {}
 
 
-def test_a_pool_full_of_poison_does_not_take_up_the_round() -> None:
+def test_a_pool_full_of_poison_does_not_use_up_the_rounds_time() -> None:
     pool, asked = stocked(["odd"] * 200 + ["fine"]), Asked()
     batch = gated(pool, asked)([own(2)], random.Random(1))
     assert all(s.rollout.author == ME for s in batch) and len(asked.texts) == 2 * MAX_DRAWS * 4
 
 
-def test_a_rollout_is_looked_at_once_a_batch() -> None:
+def test_a_rollout_is_judged_only_once_per_batch() -> None:
     pool, asked = stocked(["odd"] + ["fine"] * 4), Asked()
     for seed in range(10):
         before = len(asked.texts)
@@ -309,6 +319,6 @@ def test_a_rollout_is_looked_at_once_a_batch() -> None:
     assert len(pool) == 4
 
 
-def test_while_warming_up_nothing_is_computed() -> None:
+def test_during_the_warm_up_nothing_is_computed() -> None:
     pool, asked = stocked(["odd"] * 4), Asked()
     assert len(gated(pool, asked, Gate())([own(1)], random.Random(0))) == 5 and asked.texts == []

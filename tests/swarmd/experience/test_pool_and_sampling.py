@@ -16,7 +16,7 @@ from swarmd.types import Completion, Lead, TaskRef
 from tests.swarmd.experience.conftest import scored
 
 
-def test_a_rollout_may_be_trained_on_until_it_is_older_than_max_age() -> None:
+def test_a_rollout_can_be_drawn_until_it_is_older_than_max_age() -> None:
     pool = Pool(max_age=2)
     pool.add([scored(1, 0, 1, heard=5)])
     for now, there in ((5, 1), (6, 1), (7, 1), (8, 0)):
@@ -24,18 +24,18 @@ def test_a_rollout_may_be_trained_on_until_it_is_older_than_max_age() -> None:
         assert len(pool) == there and too_old(5, now, 2) is not bool(there)
 
 
-def test_without_replay_each_is_trained_on_once_and_never_comes_back() -> None:
+def test_without_replay_each_rollout_is_trained_on_once() -> None:
     pool = Pool(max_age=2)
     first, second = scored(1, 0, 1), scored(2, 0, 1)
     pool.add([first, second])
     pool.use([first])
-    assert list(pool.snapshot()) == [second], "trained rollouts are not offered to the next batch"
+    assert list(pool.snapshot()) == [second], "a rollout that was trained on was available again"
     assert pool.add([first, replace(second, round=2)]) == 0
     pool.forget(9)
     assert len(pool) == 0
     again = Pool(max_age=2)
     again.restore(pool.kept(), pool.updates, pool.used)
-    for each in (pool, again):  # over a restart, too
+    for each in (pool, again):  # also after a restart
         late, unused = replace(first, round=9), replace(second, round=9)
         assert each.add([late, unused]) == 1 and list(each.snapshot()) == [unused]
 
@@ -49,7 +49,7 @@ def test_the_memory_of_used_rollouts_is_bounded() -> None:
     assert len(pool.used) == MAX_USED and pool.used[0] == (5).to_bytes(8)
 
 
-def test_off_policiness_counts_updates_since_a_rollout_was_heard() -> None:
+def test_staleness_is_the_number_of_updates_since_a_rollout_was_heard() -> None:
     pool = Pool(max_age=2)
     for now in (1, 2, 3):
         pool.forget(now)
@@ -65,13 +65,13 @@ def test_the_same_experience_counts_once_even_under_another_text() -> None:
     assert (PeerId("other"), TaskRef("bf", 1)) in pool
 
 
-def test_over_capacity_the_oldest_go() -> None:
+def test_over_its_capacity_the_pool_drops_the_oldest_rollouts() -> None:
     pool = Pool(max_age=9, capacity=3)
     pool.add([scored(n, 0, 1) for n in range(5)])
     assert [s.rollout.ref.n for s in pool.snapshot()] == [2, 3, 4]
 
 
-def test_uses_are_counted() -> None:
+def test_the_uses_of_a_rollout_are_counted() -> None:
     pool = Pool(max_age=2, limits=PoolLimits(PeerId("me"), 2))
     first, second = scored(1, 0, 1), scored(2, 0, 1)
     pool.add([first, second])
@@ -80,29 +80,29 @@ def test_uses_are_counted() -> None:
     assert [(k.uses, k.last_use) for k in pool.use([first, second])] == [(2, 2), (1, 2)] and pool.updates == 3
 
 
-def test_external_rollouts_without_advantage_are_dropped_and_local_ones_stay() -> None:
+def test_external_rollouts_without_advantage_are_dropped_but_local_ones_kept() -> None:
     batch = SharingSampler()(
         [scored(1, 0, 0, author="me")], [scored(2, 1, 1), scored(3, 0, 1)], random.Random(0)
     )
     assert [s.rollout.ref.n for s in batch] == [1, 3]
-    assert Pool(2).add([scored(1, 1, 1)]) == 1, "another `[sharing] take` may draw it"
+    assert Pool(2).add([scored(1, 1, 1)]) == 1, "with another `[sharing] take`, the rollout must stay"
     assert Pool(2, limits=PoolLimits(PeerId("me"), 2)).add([scored(1, 1, 1)]) == 0
 
 
-def test_the_first_completions_do_not_depend_on_sender_and_order() -> None:
+def test_the_kept_completions_do_not_depend_on_sender_and_order() -> None:
     texts = [Completion(text, True) for text in ["a", "a", "a", "b", "c", "d"]]
     orders = {shuffled(random.Random(seed).sample(texts, 6), "salt") for seed in range(20)}
     assert len(orders) == 1 and sorted(c.text for c in orders.pop()) == ["a", "a", "a", "b", "c", "d"]
 
 
-def test_each_completion_is_as_likely_to_come_first() -> None:
+def test_each_completion_is_equally_likely_to_be_kept() -> None:
     texts = [Completion(text, True) for text in "aaaaaab"]
     first = sum(c.text == "b" for salt in range(2000) for c in shuffled(texts, str(salt))[:3])
     assert first / 2000 == pytest.approx(3 / 7, abs=0.03)
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6), st.integers(0, 6), st.integers(0, 9))
-def test_a_batch_is_never_larger_than_asked_and_has_none_twice(
+def test_a_batch_is_not_larger_than_requested_and_has_no_duplicates(
     mine: int, others: int, i: int, j: int, seed: int
 ) -> None:
     local = [scored(n, 0, 1, author="me") for n in range(mine)]
@@ -119,8 +119,8 @@ def test_every_informative_rollout_is_equally_likely() -> None:
     assert all(abs(drawn.count(n) / len(drawn) - 1 / 6) < 0.02 for n in range(6))
 
 
-def test_without_external_the_random_stream_is_untouched() -> None:
-    """Also if external rollouts have different weights, which are drawn for."""
+def test_without_external_rollouts_no_random_numbers_are_drawn() -> None:
+    """The same holds for a strategy that draws by weights."""
     sharing = Sharing(SharingSettings(take="need"), lead=Lead({"bf": 0.1, "arc_1d": 0.3}))
     pool = [scored(n, 0, 1, specialty=specialty) for n, specialty in enumerate(("bf", "arc_1d"))]
     rng = random.Random(0)
@@ -130,7 +130,7 @@ def test_without_external_the_random_stream_is_untouched() -> None:
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=8))
-def test_advantages_are_the_rewards_in_standard_deviations_and_equal_rewards_have_none(
+def test_advantages_are_standardised_rewards_and_zero_for_equal_rewards(
     rewards: list[float],
 ) -> None:
     s, deviation = scored(1, *rewards), pstdev(rewards)

@@ -30,7 +30,7 @@ def author_of(item: Item) -> Author:
 
 
 def crowd(names: str, group: str, *, each: int = 8) -> list[Item]:
-    """`each` items of each author; "*" in the group stands for the author's name."""
+    """Return `each` items of each author. "*" in the group stands for the author's name."""
     return [Item(Author(PeerId(a), group.replace("*", a)), n) for a in names.split() for n in range(each)]
 
 
@@ -41,7 +41,7 @@ def counted(items: list[Item]) -> Counter[str]:
 def chosen_of(
     items: list[Item], n: int, rng: random.Random, kind_of: Callable[[Item], Hashable] | None = None
 ) -> list[Item]:
-    """Choose in a random order, as a batch is."""
+    """Choose `n` of the items in random order, as for a batch."""
     return choose(items, lambda _: rng.random(), n, author_of, kind_of)
 
 
@@ -63,19 +63,19 @@ def nth(item: Item) -> float:
     return ord(item.author.id)
 
 
-def test_the_first_rollouts_are_taken_if_no_cap_binds() -> None:
+def test_without_a_binding_cap_the_first_rollouts_are_chosen() -> None:
     items = crowd("a b c d e f g h i j k l", LOCAL, each=1)
     for n in (1, 4, 8):
         assert choose(items[::-1], nth, n, author_of) == items[:n] == in_calls(n)(items, nth, n)
     assert choose(items, nth, 12, author_of) == choose(items, nth, 40, author_of) == items
     loud = crowd("a", LOCAL, each=7) + crowd("l", LOCAL, each=1)
-    assert choose(loud, nth, 8, author_of) == loud, "all of them, however loud"
+    assert choose(loud, nth, 8, author_of) == loud, "not all rollouts were chosen, although there was room"
     assert choose(items, nth, 0, author_of) == [] == choose([], nth, 4, author_of)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
-def test_a_draw_is_by_weight(scale: float) -> None:
-    """Only the ratio of the weights counts, even of tiny ones."""
+def test_a_draw_follows_the_weights(scale: float) -> None:
+    """Only the ratios of the weights count, even if the weights are tiny."""
     rng, first = random.Random(0), Counter[int]()
     take = Take(everything, lambda candidates, _: [scale * c.ref.n for c in candidates])
     for _ in range(4000):
@@ -85,7 +85,7 @@ def test_a_draw_is_by_weight(scale: float) -> None:
     assert [first[n] / 4000 for n in (1, 2, 3)] == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=0.03)
 
 
-def test_a_group_has_a_quarter_and_an_author_half_if_the_rest_have_enough() -> None:
+def test_a_group_gets_at_most_a_quarter_and_an_author_half_if_there_are_enough_rollouts() -> None:
     rng = random.Random(0)
     rack = crowd("s t u v w x y z", "44.1", each=20)
     homes = crowd("a b c d e", "home *")
@@ -96,7 +96,7 @@ def test_a_group_has_a_quarter_and_an_author_half_if_the_rest_have_enough() -> N
         chosen = chosen_of(crowd("s", LOCAL, each=90) + crowd("a b", LOCAL), 8, rng)
         assert len(chosen) == 8
         loud = max(loud, counted(chosen)["s"])
-        chosen = chosen_of(crowd("s t u v", "", each=90) + homes, 4, rng)  # hidden ones are one group
+        chosen = chosen_of(crowd("s t u v", "", each=90) + homes, 4, rng)  # of unknown group: one group
         hidden = max(hidden, sum(item.author.group == "" for item in chosen))
     assert (hidden, loud) == (2, 4)
 
@@ -117,11 +117,11 @@ def test_a_hundred_authors_in_few_groups_count_as_few() -> None:
         "rack 1",
         "rack 2",
     }
-    # And if the other authors have no more, all the same
+    # If the other authors have no more, the choice is still full.
     assert len(chosen_of(racks + homes, 150, rng)) == 150
 
 
-def test_the_soft_caps_are_raised_rather_than_leave_room_empty() -> None:
+def test_soft_caps_are_raised_rather_than_leaving_places_empty() -> None:
     rng = random.Random(0)
     rack = crowd("s t", "44.1", each=20)
     for _ in range(50):
@@ -130,25 +130,25 @@ def test_the_soft_caps_are_raised_rather_than_leave_room_empty() -> None:
 
 
 def test_an_author_counts_for_no_more_than_the_median_author() -> None:
-    """Two loud ones and four that have little, on one machine."""
+    """There are two loud authors and four with few rollouts, all on one machine."""
     rng, tally = random.Random(0), Counter[str]()
     items = crowd("l m", LOCAL, each=40) + crowd("a b c d", LOCAL, each=2)
     for _ in range(1000):
         tally.update(i.author.id for i in chosen_of(items, 4, rng))
-    assert 0.30 < (tally["l"] + tally["m"]) / 4000 < 0.37  # two of six
+    assert 0.30 < (tally["l"] + tally["m"]) / 4000 < 0.37  # two of six authors
 
 
-def test_one_authors_rollouts_of_one_kind_fill_no_more_than_an_even_share() -> None:
-    """The other kinds leave room; of other kinds the author may have as many again."""
+def test_one_authors_rollouts_of_one_kind_get_no_more_than_an_equal_share() -> None:
+    """The author may get as many rollouts of each other kind again."""
     rng = random.Random(0)
     items = crowd("l", LOCAL, each=40) + crowd("a b c", LOCAL, each=1)
     chosen = chosen_of(items, 8, rng, lambda item: "easy")
     assert counted(chosen) == {"l": 2, "a": 1, "b": 1, "c": 1}
     assert len(chosen_of(items, 8, rng, lambda item: item.n % 3)) == 8
-    assert len(chosen_of(items[:40], 8, rng, lambda item: "easy")) == 8, "alone it is as free as without"
+    assert len(chosen_of(items[:40], 8, rng, lambda item: "easy")) == 8, "a single author was capped"
 
 
-def test_an_author_slightly_over_the_median_is_not_crowded_out() -> None:
+def test_an_author_slightly_over_the_median_is_not_displaced() -> None:
     rng, tally = random.Random(0), Counter[str]()
     items = crowd("l", LOCAL, each=40) + crowd("a", LOCAL, each=3) + crowd("b c d", LOCAL, each=1)
     for _ in range(200):
@@ -156,8 +156,8 @@ def test_an_author_slightly_over_the_median_is_not_crowded_out() -> None:
     assert tally["a"] == 3 * 200 and tally["l"] == 3 * 200
 
 
-def test_each_rollout_beyond_the_middle_is_equally_likely() -> None:
-    """At any place in the pool: first or last of its author, of the first author or the second."""
+def test_each_rollout_beyond_the_median_is_equally_likely() -> None:
+    """The rollout may be the first or last of its author in the pool, and of the first or second author."""
     rng, tally = random.Random(0), Counter[Item]()
     items = crowd("a b", LOCAL, each=3) + crowd("c d", LOCAL, each=1)
     for _ in range(600):
@@ -165,8 +165,8 @@ def test_each_rollout_beyond_the_middle_is_equally_likely() -> None:
     assert all(tally[item] / 600 == pytest.approx(0.5, abs=0.06) for item in items[:6])
 
 
-def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> None:
-    """Rollouts that were fetched for nothing are replaced, one at a time: of one, half is one."""
+def test_a_choice_in_several_steps_has_one_cap_for_each_author_and_group() -> None:
+    """Failed fetches are replaced one at a time, and half of a single place is one place."""
     rng = random.Random(0)
     ration = in_calls(4)
     loud, quiet = crowd("a", "11.0", each=400), crowd("b c d e", "home *", each=4)
@@ -174,14 +174,14 @@ def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> N
         taken = Counter(
             item.author.id for _ in range(4) for item in ration(loud + quiet, lambda _: rng.random(), 1)
         )
-        assert taken.total() == 4 and taken["a"] <= 1  # its group's quarter
+        assert taken.total() == 4 and taken["a"] <= 1  # the quarter of its group
         ration = in_calls(4)
-    # If nobody else has any, it is not kept out
+    # If no other author has rollouts, the loud author is chosen.
     assert [len(ration(loud, lambda _: rng.random(), 1)) for _ in range(50)] == [1] * 50
 
 
 @pytest.mark.parametrize(("kind_of", "most"), [(None, 4), (lambda _: "easy", 2)])
-def test_the_caps_of_a_choice_in_many_goes_are_shares_of_all_of_it(
+def test_the_caps_of_a_choice_in_several_steps_are_shares_of_the_whole(
     kind_of: Callable[[Item], str] | None, most: int
 ) -> None:
     rng, taken = random.Random(0), []
@@ -205,22 +205,22 @@ def test_the_caps_of_a_choice_in_many_goes_are_shares_of_all_of_it(
     n=st.integers(0, 12),
     seed=st.integers(0, 99),
 )
-@example(authors=[(0, LOCAL)] * 8, n=4, seed=0)  # one other node alone fills the batch
+@example(authors=[(0, LOCAL)] * 8, n=4, seed=0)  # a single other node fills the batch
 @example(authors=[(0, "")] * 8, n=4, seed=0)
 @example(authors=[(0, "11.0")] * 8, n=4, seed=0)
-def test_a_choice_is_full_without_duplicates(authors: list[tuple[int, str]], n: int, seed: int) -> None:
+def test_a_choice_is_full_and_has_no_duplicates(authors: list[tuple[int, str]], n: int, seed: int) -> None:
     items = [Item(Author(PeerId(str(a)), group), i) for i, (a, group) in enumerate(authors)]
     chosen = chosen_of(items, n, random.Random(seed))
     assert len(chosen) == len({i.n for i in chosen}) == min(n, len(items))
 
 
 @pytest.mark.parametrize("n", [4, 256])
-def test_ten_thousand_candidates_are_no_work(n: int) -> None:
+def test_choosing_among_ten_thousand_candidates_is_fast(n: int) -> None:
     items = crowd(" ".join(f"s{n}" for n in range(1000)), "44.1", each=10)
     assert len(chosen_of(items, n, random.Random(0))) == n
 
 
-# A place where it is used.
+# The caps in batches, the pool and credit.
 
 
 def scored(author: str, n: int, *, useful: bool = True, text: str | None = None) -> Scored:
@@ -234,7 +234,7 @@ def scored(author: str, n: int, *, useful: bool = True, text: str | None = None)
     )
 
 
-def test_the_batch_has_few_of_a_crowd_and_none_without_advantage() -> None:
+def test_a_batch_has_few_rollouts_of_a_crowd_and_none_without_advantage() -> None:
     rng = random.Random(0)
     pool = (
         [scored(f"sybil {n}", n) for n in range(100)]
@@ -250,7 +250,7 @@ def test_the_batch_has_few_of_a_crowd_and_none_without_advantage() -> None:
         )
 
 
-def test_with_one_specialty_no_place_stays_empty_while_rollouts_wait() -> None:
+def test_with_one_specialty_all_places_are_filled_if_rollouts_are_available() -> None:
     pool = [scored("a" if n < 18 else "b", n) for n in range(20)]
     sharing = Sharing()
     replay = Replay(Pool(1), ReplaySchedule(), 8, lambda *_: (), 1)
@@ -261,8 +261,7 @@ def test_with_one_specialty_no_place_stays_empty_while_rollouts_wait() -> None:
 
 
 def test_without_caps_the_choice_is_uniform() -> None:
-    """The paper's choice: of 18 rollouts of one author and 2 of another, the batch has nine tenths and
-    one."""
+    """As in the paper: with 18 rollouts of one author and 2 of another, a batch has the ratio 9 to 1."""
     pool = [scored("a" if n < 18 else "b", n) for n in range(20)]
     uncapped, rng = SharingSettings(caps="off"), random.Random(1)
     sample, choice = (
@@ -281,14 +280,14 @@ def test_without_caps_the_choice_is_uniform() -> None:
 
 @pytest.mark.parametrize("odd", [{}, {PeerId("odd"): 0.9}])
 def test_a_loud_author_counts_as_one_under_any_weights(odd: dict[PeerId, float]) -> None:
-    """The gate turns some of another's text away, so weights differ: the loud ones gain nothing by that."""
+    """Weights differ if the gate rejects some of an author's text; the loud authors must not gain by that."""
     rng, tally = random.Random(0), Counter[str]()
     said = [("l", 40), ("m", 40), ("a", 2), ("b", 2), ("c", 2), ("odd", 2)]
     pool = [scored(author, n) for author, count in said for n in range(count)]
     sharing = Sharing(lead=Lead(pass_rates=odd))
     for _ in range(1000):
         tally.update(s.author for s in SharingSampler(sharing, n_external=4)([], pool, rng))
-    assert 0.30 < (tally["l"] + tally["m"]) / 4000 < 0.37  # two of six
+    assert 0.30 < (tally["l"] + tally["m"]) / 4000 < 0.37  # two of six authors
 
 
 def test_over_its_capacity_the_pool_drops_the_most_frequent_rollouts_of_a_crowd() -> None:
@@ -298,7 +297,7 @@ def test_over_its_capacity_the_pool_drops_the_most_frequent_rollouts_of_a_crowd(
     assert sum(s.author.startswith("friend") for s in pool) == 50 and len(pool) == 100
 
 
-def test_useful_new_rollouts_earn_credit() -> None:
+def test_an_author_earns_credit_for_useful_new_rollouts() -> None:
     mine, friends, copy = scored("me", 1), scored("friend", 2), scored("thief", 2, text="friend 2")
     turned = replace(copy, rollout=replace(copy.rollout, completions=copy.rollout.completions[::-1]))
     theirs = [
@@ -316,8 +315,8 @@ def test_useful_new_rollouts_earn_credit() -> None:
         rewards=(1.0,),
         whole=(1.0, 0.0),
     )
-    assert useful([cut], [friends]) == {}, "a right answer out of another's rollout"
-    assert useful([friends], [friends]) == {"friend": 1}  # its own, sent again, is its own
+    assert useful([cut], [friends]) == {}, "an answer copied from another node's rollout earned credit"
+    assert useful([friends], [friends]) == {"friend": 1}  # its own rollout sent again is not a copy
 
 
 def test_an_author_of_64_useless_rollouts_in_a_row_is_charged_once() -> None:
@@ -328,7 +327,7 @@ def test_an_author_of_64_useless_rollouts_in_a_row_is_charged_once() -> None:
         return known.charge([scored(author, n) for n in range(count)], earnings)
 
     assert [charged("a", n) for n in (63, 1, 63)] == [[], ["a"], []]
-    assert charged("b", 1, earned=1) == [] == charged("b", 64, earned=1), "only who earned nothing"
+    assert charged("b", 1, earned=1) == [] == charged("b", 64, earned=1), "an author with credit was charged"
     assert charged("a", 1) == ["a"] and charged("a", 63) == []
-    assert charged("a", 1, earned=1) == [] == charged("a", 63), "a useful one restarts the count"
+    assert charged("a", 1, earned=1) == [] == charged("a", 63), "a useful rollout did not restart the count"
     assert charged("a", 130) == ["a"] * 3 and charged("a", 63) == ["a"]

@@ -1,4 +1,4 @@
-"""The rules of sharing and taking: the tables' rows, and a node's defaults."""
+"""Each row in the tables of sharing and taking strategies acts as described."""
 
 import math
 import random
@@ -35,7 +35,7 @@ POOL = [
 
 
 def weights(take: str, lead: Lead | None = None) -> list[float]:
-    """Return the weight of each of POOL; 0 if it is not kept."""
+    """Return the weight of each rollout in POOL; 0 if the strategy does not keep it."""
     row = TAKES[take]
     kept = [scored for scored in POOL if row.keeps(scored)]
     found = dict(
@@ -48,13 +48,13 @@ def weights(take: str, lead: Lead | None = None) -> list[float]:
     return [found.get(scored.ref.n, 0.0) for scored in POOL]
 
 
-def test_the_first_row_of_each_table_is_the_papers_and_the_default_but_for_the_weights_and_caps() -> None:
+def test_first_rows_are_the_papers_and_the_defaults_except_weights_and_caps() -> None:
     papers = SharingSettings(weigh="paper", caps="off").model_dump()
     assert [*(next(iter(table)) for table in (SHARES, TAKES, WEIGHS)), "off"] == list(papers.values())
     assert SharingSettings().model_dump() == papers | {"weigh": "positive", "caps": "on"}
 
 
-def test_the_document_has_each_strategy() -> None:
+def test_the_document_describes_each_strategy() -> None:
     document = (ROOT / "docs" / "experiments.md").read_text()
     for key, table in (("share", SHARES), ("take", TAKES), ("weigh", WEIGHS)):
         rows = document.partition(f"| `sharing.{key}` |")[2].partition("\n| `")[0]
@@ -62,7 +62,7 @@ def test_the_document_has_each_strategy() -> None:
         assert not missing, f"add rows of sharing.{key} to docs/experiments.md: {missing}"
 
 
-def test_each_take_strategy_weighs_its_preference() -> None:
+def test_each_take_strategy_gives_the_expected_weights() -> None:
     assert (
         weights("uniform") == [1, 0, 0, 1, 1]
         and weights("unfiltered") == [1] * 5
@@ -70,8 +70,8 @@ def test_each_take_strategy_weighs_its_preference() -> None:
     )
 
 
-def test_whose_text_hardly_passes_our_gate_is_hardly_drawn_or_fetched() -> None:
-    # Half of them are the odd author's.
+def test_an_author_whose_text_rarely_passes_the_gate_is_rarely_drawn_or_fetched() -> None:
+    # Half of the candidates are the odd author's.
     candidates = [scored(n, 0, 1, author="odd" if n % 2 else f"author {n}") for n in range(8)]
     lead = Lead(pass_rates={PeerId("odd"): 1 / 8})
     sharing, choice = (
@@ -86,13 +86,13 @@ def test_whose_text_hardly_passes_our_gate_is_hardly_drawn_or_fetched() -> None:
         assert 0 < drawn.count(PeerId("odd")) < 0.05 * len(drawn) == 50
 
 
-def test_need_goes_by_the_lead_of_other_nodes_and_ahead_takes_nothing_else() -> None:
+def test_need_weighs_by_other_nodes_lead_and_ahead_takes_only_rollouts_in_the_lead() -> None:
     lead = Lead({"bf": -0.4, "arc_1d": 0.25}, MIN_WEIGHT)
     assert weights("ahead", lead) == [0, 0, 0, 0.25, 0]
     assert weights("need", lead) == [MIN_WEIGHT, MIN_WEIGHT, 0, 0.25, MIN_WEIGHT]
 
 
-def test_a_greater_weight_is_drawn_more_often_and_nought_never() -> None:
+def test_a_greater_weight_is_drawn_more_often_and_weight_0_never() -> None:
     pool = [
         scored(n, 0, 1, author=f"a{n}", specialty=specialty)
         for n, specialty in enumerate(["bf", "arc_1d", "calendar_arithmetic"])
@@ -108,7 +108,7 @@ def test_a_greater_weight_is_drawn_more_often_and_nought_never() -> None:
 def test_the_lead_of_other_nodes_comes_from_recent_rollouts() -> None:
     sharing = Sharing()
     sharing.saw([scored(1, *[0] * 7, 1, author="me")], [scored(2, *[1] * 4, *[0] * 4)], 1)
-    # Of one rollout nothing is known yet
+    # A single rollout says nothing yet.
     assert not sharing.lead.by and sharing.lead.elsewhere == pytest.approx(1 / 2)
     sharing.saw([], [scored(n, *[1] * 4, *[0] * 4) for n in range(ENOUGH_COMPLETIONS // 6)], 2)
     assert sharing.lead.by == {"bf": pytest.approx(1 / 2)}
@@ -120,18 +120,18 @@ def test_the_lead_of_other_nodes_comes_from_recent_rollouts() -> None:
         [scored(n, 1, 1, 0, 0) for n in range(ENOUGH_COMPLETIONS)],
         1,
     )
-    # It never asks itself such a question, so its success there differs from its success elsewhere
+    # The node never asks such questions itself, so its success on them is estimated separately.
     assert specialist.lead.by["bf"] > 0.4
     sharing.saw([], [], 3 + LATELY_ROUNDS)
     assert not sharing.lead.by
     sharing.saw([scored(n, 1, 1, 1, 1, author="me") for n in range(90)], [], 4 + LATELY_ROUNDS)
-    assert sharing.lead.elsewhere == MIN_WEIGHT  # unknown specialties are tried, however good we are
+    assert sharing.lead.elsewhere == MIN_WEIGHT  # unknown specialties are tried, however good the node is
 
 
 @pytest.mark.parametrize("size", [3, 8, 16])
 @pytest.mark.parametrize("p", [0.01, 0.05, 0.1, 0.5, 0.95])
-def test_success_estimated_from_a_pair_is_the_true_one_under_any_sharing(size: int, p: float) -> None:
-    """The expectation over all groups of a size; every group that counts is shared by each row of SHARES."""
+def test_success_estimated_from_pairs_is_unbiased_under_any_sharing(size: int, p: float) -> None:
+    """The expectation is over all groups of a size. Each row of SHARES shares every group that counts."""
     right = seen = 0.0
     for many in range(size + 1):
         group = scored(1, *[1.0] * many, *[0.0] * (size - many))
@@ -142,7 +142,7 @@ def test_success_estimated_from_a_pair_is_the_true_one_under_any_sharing(size: i
     assert right / seen == pytest.approx(p)
 
 
-def test_rewards_between_0_and_1_count_by_every_pair() -> None:
+def test_rewards_between_0_and_1_are_compared_in_all_pairs() -> None:
     rewards = [0.0, 0.25, 0.25, 1.0, 0.5]
     pairs = [
         ((a - b) ** 2, sum(rewards) - a - b)
@@ -157,11 +157,10 @@ def test_rewards_between_0_and_1_count_by_every_pair() -> None:
 @pytest.mark.parametrize(
     ("own", "others"), [(0.03, 0.03), (0.1, 0.05), (0.1, 0.25), (0.3, 0.3), (0.95, 0.95), (0.9, 0.97)]
 )
-def test_the_lead_is_the_true_one_under_any_sharing_of_other_nodes(
+def test_the_estimated_lead_is_unbiased_under_any_sharing_of_other_nodes(
     share: str, own: float, others: float
 ) -> None:
-    """Other nodes do not send all their groups, and our groups count whole: the means of both do not
-    compare."""
+    """Other nodes do not send all groups, and local groups all count, so plain means cannot be compared."""
     rng, numbers = random.Random(f"{own} {others}"), count()
 
     def drawn(p: float, author: str) -> Scored:
@@ -176,7 +175,7 @@ def test_the_lead_is_the_true_one_under_any_sharing_of_other_nodes(
     assert fmean(leads[100:]) == pytest.approx(others - own, abs=0.025)
 
 
-def test_a_specialty_in_which_our_groups_all_agree_counts_by_their_mean() -> None:
+def test_a_specialty_whose_local_groups_all_agree_counts_with_their_mean() -> None:
     half = [scored(n, *[1] * 4, *[0] * 4) for n in range(ENOUGH_COMPLETIONS)]
     for reward in (0, 1):
         sharing = Sharing()
@@ -184,12 +183,12 @@ def test_a_specialty_in_which_our_groups_all_agree_counts_by_their_mean() -> Non
         assert sharing.lead.of("bf") == pytest.approx(0.5 - reward)
 
 
-def test_each_sharing_strategy_selects_its_rollouts() -> None:
+def test_each_sharing_strategy_selects_the_expected_rollouts() -> None:
     strategies = [Sharing(SharingSettings(share=share)) for share in SHARES]
     assert [len(sharing.to_share(POOL)) for sharing in strategies] == [3, 4, 5]
 
 
-def test_success_forgets() -> None:
+def test_estimated_success_forgets_old_rollouts() -> None:
     success = Success()
     assert success.of("bf") > 0
     success.saw([scored(n, 0, 0, 0, 0, 0, 0, 0, 0, author="me") for n in range(100)])

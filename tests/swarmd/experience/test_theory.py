@@ -1,4 +1,4 @@
-"""The closed forms of Theorem 3.5 against a numeric minimum that knows nothing of them."""
+"""The closed forms of Theorem 3.5 (see swarmd/experience/replay_theory.py) equal a numerical minimum."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from swarmd.experience.replay_theory import Reuse, best_reuse, compute_ratio, co
 
 
 def lowest(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the minimum's place of a function with one minimum, by golden sections."""
+    """Return the position of the only minimum of a function, by golden-section search."""
     ratio = (math.sqrt(5) - 1) / 2
     for _ in range(45):
         a, b = high - ratio * (high - low), low + ratio * (high - low)
@@ -21,9 +21,9 @@ def lowest(function: Callable[[float], float], low: float, high: float) -> float
 
 @settings(derandomize=True, max_examples=60)
 @given(st.floats(0.05, 20), st.floats(0.01, 1) | st.just(0.0), st.floats(0.05, 0.45))
-@example(10, 0.1, 0.25)  # 1/mu = rho: there the printed form divides by zero
+@example(10, 0.1, 0.25)  # 1/mu = rho, where the published formula divides by zero
 @example(1, 1, 0.4)
-def test_the_closed_form_is_the_minimum(mu: float, rho: float, alpha: float) -> None:
+def test_the_closed_form_is_the_numerical_minimum(mu: float, rho: float, alpha: float) -> None:
     def best_y(log_x: float) -> float:
         return lowest(
             lambda log_y: math.log(cost(Reuse(math.exp(log_x), math.exp(log_y)), mu, rho, alpha)), -12, 12
@@ -32,7 +32,7 @@ def test_the_closed_form_is_the_minimum(mu: float, rho: float, alpha: float) -> 
     def at(log_x: float) -> float:
         return math.log(cost(Reuse(math.exp(log_x), math.exp(best_y(log_x))), mu, rho, alpha))
 
-    log_x = lowest(at, 0, 16)  # x from 1
+    log_x = lowest(at, 0, 16)  # x starts at 1
     found, closed = Reuse(math.exp(log_x), math.exp(best_y(log_x))), best_reuse(mu, rho, alpha)
     assert closed.kept == pytest.approx(found.kept, rel=1e-4) and closed.trained == pytest.approx(
         found.trained, rel=1e-4
@@ -44,15 +44,13 @@ def test_the_closed_form_is_the_minimum(mu: float, rho: float, alpha: float) -> 
     ("mu", "rho", "alpha"),
     [(0, 0.1, 0.2), (1, -0.1, 0.2), (1, 0.1, 0), (1, 0.1, 0.5), (math.nan, 0.1, 0.2), (math.inf, 0, 0.2)],
 )
-def test_settings_without_an_optimum_raise(mu: float, rho: float, alpha: float) -> None:
+def test_settings_without_an_optimum_raise_an_error(mu: float, rho: float, alpha: float) -> None:
     with pytest.raises(ValueError, match="Theorem"):
         best_reuse(mu, rho, alpha)
 
 
-def test_the_compute_ratio_equals_the_papers() -> None:
-    """Table 2 of the paper for Qwen3-0.6B, W generators and T trainers, with the (6,2) entry as its own
-    formula has it.
-    """
+def test_the_compute_ratios_equal_the_papers_table() -> None:
+    """Table 2 of the paper: Qwen3-0.6B, W generators, T trainers. Entry (6,2) is computed by its formula."""
     for (w, t), gamma in {
         (7, 1): 1.02,
         (6, 2): 0.51,

@@ -1,4 +1,4 @@
-"""Experiment files: their meaning, and the messages about wrong ones."""
+"""Experiment files: how they are read, and the messages about mistakes."""
 
 import random
 import tomllib
@@ -24,19 +24,19 @@ PLAIN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
-def test_the_shipped_experiments_can_be_read(path: Path) -> None:
+def test_all_shipped_experiments_can_be_read(path: Path) -> None:
     read = read_experiment(path)
     assert read.name == path.stem and read.question and read.expects
     assert any(setting.baseline for setting in read.settings)
 
 
-def test_the_families_experiment_puts_both_in_one_swarm() -> None:
+def test_the_families_experiment_puts_both_families_in_one_swarm() -> None:
     read = read_experiment(ROOT / "benchmarks" / "lab" / "families.toml")
     assert {curriculum_of(node).name for setting in read.settings for node in setting.nodes} == {"tiny-9"}
     assert {node.generate.max_new_tokens for setting in read.settings for node in setting.nodes} == {16}
 
 
-def test_the_documents_example_is_an_experiment() -> None:
+def test_the_example_in_the_document_is_a_valid_experiment() -> None:
     page = (ROOT / "docs" / "experiments.md").read_text()
     read = parse_experiment(
         tomllib.loads(page[page.index('    name = "mine"') :].partition("\n## ")[0]), "mine.toml"
@@ -45,7 +45,7 @@ def test_the_documents_example_is_an_experiment() -> None:
     assert [node.model.name for node in read.settings[2].nodes] == ["tiny"] + ["tiny-latent"] * 7
 
 
-def test_later_layers_win_key_by_key() -> None:
+def test_later_layers_override_earlier_ones_key_by_key() -> None:
     document = PLAIN | {
         "base": {"model": {"name": "tiny-latent"}, "round": {"local": 6, "external": 1}},
         "setting": [
@@ -62,7 +62,7 @@ def test_later_layers_win_key_by_key() -> None:
     ]  # fmt: skip
 
 
-def test_a_sweep_plays_every_combination_of_each_setting_but_the_baseline() -> None:
+def test_a_sweep_has_every_combination_for_each_setting_except_the_baseline() -> None:
     sweep = {"round": {"external": [4, 12]}, "sharing": {"take": ["need", "ahead"]}}
     mine = {"name": "mine", "round": {"local": 2, "external": 1}}
     read = parse_experiment(PLAIN | {"setting": [PLAIN["setting"][1], mine], "sweep": sweep}, "x.toml")
@@ -76,12 +76,12 @@ def test_a_sweep_plays_every_combination_of_each_setting_but_the_baseline() -> N
     assert next(setting.name for setting in alone.settings) == "external 4, take need"
 
 
-def test_settings_may_be_named_in_any_alphabet() -> None:
+def test_names_of_settings_may_use_any_alphabet() -> None:
     named = parse_experiment(PLAIN | {"setting": [{"name": "独自 8/0"}, {"name": "共享 4/4"}]}, "x.toml")
     assert [setting.slug for setting in named.settings] == ["独自-8-of-0", "共享-4-of-4"]
 
 
-def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> None:
+def test_rollouts_are_offered_unless_the_file_or_a_setting_says_otherwise() -> None:
     settings = [{"name": "a"}, {"name": "b", "sets": "whole"}, {"name": "c", "sets": "offered"}]
     for said, whole in (({}, [False, True, False]), ({"sets": "whole"}, [True, True, False])):
         assert [
@@ -137,12 +137,12 @@ def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> Non
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_place(change: dict[str, Any], said: str) -> None:
+def test_the_message_about_a_mistake_names_its_place(change: dict[str, Any], said: str) -> None:
     with pytest.raises(BadExperiment, match=f"(?s)^x.toml: .*{said}"):
         parse_experiment(PLAIN | change, "x.toml")
 
 
-def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_malformed_file_gives_a_message_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(BadExperiment, match=r"directory\. `swarmd lab list"):
         read_experiment(tmp_path / "missing.toml")
     for mistaken in ("sapo", "sapotable"):
@@ -154,12 +154,12 @@ def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
             read_experiment(tmp_path / "bad.toml")
 
 
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text('name = "x"\n[[setting]]\nname = "a"\n', "utf-8-sig")
     assert read_experiment(tmp_path / "x.toml").name == "x"
 
 
-def test_a_name_means_the_shipped_experiment_even_next_to_its_results(
+def test_a_name_means_the_shipped_experiment_even_if_a_results_folder_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "churn").mkdir()
@@ -178,7 +178,7 @@ def test_a_name_means_the_shipped_experiment_even_next_to_its_results(
         ('model = { name = "tny" }', "called 'tny'"),
     ],
 )
-def test_errors_that_would_end_a_later_run_are_told_before_the_first(
+def test_errors_of_later_runs_are_reported_before_the_first_run(
     base: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, out = tmp_path / "x.toml", tmp_path / "out"
@@ -187,7 +187,7 @@ def test_errors_that_would_end_a_later_run_are_told_before_the_first(
     assert said in capsys.readouterr().err and not out.exists()
 
 
-def test_a_settings_surroundings_are_read() -> None:
+def test_the_surroundings_of_a_setting_are_read() -> None:
     setting = {
         "name": "b",
         "against": "8/0",
@@ -200,17 +200,17 @@ def test_a_settings_surroundings_are_read() -> None:
     assert read.baseline_of(one).name == "8/0" and read.baseline_of(read.settings[0]).name == "4/4"
 
 
-def test_absences_depend_on_the_seed_and_are_never_total() -> None:
+def test_absences_depend_on_the_seed_and_one_node_is_always_present() -> None:
     def drawn(seed: int) -> list[frozenset[int]]:
         return list(islice(absences(4, Churn(present=6, away=3), random.Random(seed)), 3000))
 
     gone = drawn(1)
     assert gone == drawn(1) != drawn(2) and max(map(len, gone)) < 4
-    assert sum(map(len, gone)) / 12000 == pytest.approx(1 / 3, abs=0.03)  # 3 of 9 rounds
+    assert sum(map(len, gone)) / 12000 == pytest.approx(1 / 3, abs=0.03)  # absent in 3 of 9 rounds
     assert next(absences(4, None, random.Random(1))) == frozenset()
 
 
-def test_another_model_is_for_nodes_of_one_model() -> None:
+def test_another_model_can_be_given_only_if_all_nodes_have_the_same_model() -> None:
     read = parse_experiment({"name": "one", "setting": [{"name": "a"}, {"name": "b"}]}, "one.toml")
     assert {n.model.name for s in read.with_model("./mine").settings for n in s.nodes} == {"./mine"}
     groups = [{"nodes": 1, "model": {"name": "tiny-latent"}}, {"nodes": 1}]

@@ -1,6 +1,4 @@
-"""`swarmd lab run --judge`: played nodes ask a real judge, and the report draws its comparison of swarm and
-solo.
-"""
+"""`swarmd lab run --judge`: simulated nodes ask a real judge, and the report shows its comparison."""
 
 from functools import partial
 from pathlib import Path
@@ -18,8 +16,8 @@ from tests.swarmd.lab.conftest import but_for_cpu
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
 
-def test_played_nodes_are_judged_and_play_on_as_without(tmp_path: Path) -> None:
-    """Nodes are judged by the rounds they trained: one that is away half the time has half of them."""
+def test_judged_nodes_play_the_same_rounds_as_unjudged_nodes(tmp_path: Path) -> None:
+    """Nodes are judged by the rounds they trained; a node that is absent half the time has half as many."""
     churn = {"present": 6, "away": 3}
     document = {
         "name": "judged", "nodes": 2, "rounds": 10, "seeds": 1, "base": {"model": {"name": "tiny"}},
@@ -48,8 +46,8 @@ def test_played_nodes_are_judged_and_play_on_as_without(tmp_path: Path) -> None:
         judged(results)
 
 
-def test_each_pair_is_judged_apart() -> None:
-    """A pair's baseline may itself be compared with the experiment's."""
+def test_each_pair_of_settings_is_judged_separately() -> None:
+    """The baseline of a pair may itself be compared with the experiment's baseline."""
     experiment = read_experiment(EXPERIMENTS / "churn.toml")
     pairs = [judged_beside(experiment, setting) for setting in experiment.settings]
     assert pairs == [

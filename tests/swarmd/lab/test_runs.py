@@ -1,6 +1,6 @@
-"""`swarmd lab`: real runs of two nodes, cut off and gone on with.
+"""`swarmd lab`: real runs of two nodes, also interrupted and continued.
 
-Results folders of other versions, damaged, foreign.
+Results folders of other versions, damaged folders and other folders are tested, too.
 """
 
 import json
@@ -75,16 +75,16 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return results
 
 
-def test_a_run_played_twice_is_the_same_run(played: Results, tmp_path: Path) -> None:
+def test_playing_a_run_twice_gives_the_same_run(played: Results, tmp_path: Path) -> None:
     again = Results.create(tmp_path / "out", played.experiment)
     run = Run("1-of-1", 1)
     play(again, run, lambda _: None)
     lines = but_for_cpu(played.lines(run))
     assert lines == but_for_cpu(again.lines(run)) and [line["round"] for line in lines] == [0, 1, 2]
-    assert sum(lines[2]["external"]) > 0  # sharing happened
+    assert sum(lines[2]["external"]) > 0  # rollouts were shared
 
 
-def test_the_table_has_a_row_for_each_node_and_round_and_a_card(
+def test_the_exported_table_has_a_row_for_each_node_and_round_and_a_card(
     played: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["lab", "export", str(played.folder), str(tmp_path / "data")]) == 0
@@ -95,7 +95,7 @@ def test_the_table_has_a_row_for_each_node_and_round_and_a_card(
     assert [row["node"] for row in mine] == [0, 1]
     for row, tokens in zip(mine, lines[2]["tokens"], strict=True):
         assert row["tokens"] == tokens
-    assert len(set(lines[2]["tokens"])) == 2, "choose a seed in which the nodes differ"
+    assert len(set(lines[2]["tokens"])) == 2, "choose a seed with which the nodes differ"
     assert [row["right"] for row in mine] == lines[2]["evaluation"]["right"]
     for name in lines[2].keys() - {"evaluation"}:
         assert all(row[name] is not None for row in mine), f"the table has no {name}"
@@ -109,7 +109,7 @@ def test_the_table_has_a_row_for_each_node_and_round_and_a_card(
 
 
 def of_one(nodes: int, rounds: int, take: str, local: int = 2, **document: object) -> Experiment:
-    """Return an experiment of one setting, whose nodes share all and train on one external rollout."""
+    """Return an experiment with one setting; its nodes share all and train on one external rollout."""
     setting = {
         "name": "one",
         "model": {"name": "tiny"},
@@ -120,7 +120,7 @@ def of_one(nodes: int, rounds: int, take: str, local: int = 2, **document: objec
     return parse_experiment(given | document, "own.toml")
 
 
-def test_nodes_play_own_tasks() -> None:
+def test_nodes_can_play_own_tasks() -> None:
     tasks = ROOT / "docs" / "examples" / "sums.py"
     base = {"swarm": {"curriculum": str(tasks)}, "tasks": {"specialties": ["add"]}}
     played = of_one(2, 2, "unfiltered", 1, base=base, evaluation={"questions": 2, "answers": 1})
@@ -140,7 +140,7 @@ def score(facts, answer):
 HALF = "def reward(facts, answer, score):\n    return score / 2\n"
 
 
-def test_the_tasks_decide_which_answers_are_right_and_not_a_custom_reward(tmp_path: Path) -> None:
+def test_evaluations_use_the_tasks_score_and_not_a_custom_reward(tmp_path: Path) -> None:
     (tasks := tmp_path / "easy.py").write_text(EASY)
     (reward := tmp_path / "half.py").write_text(HALF)
     base = {"swarm": {"curriculum": str(tasks)}, "tasks": {"reward": str(reward)}}
@@ -150,7 +150,7 @@ def test_the_tasks_decide_which_answers_are_right_and_not_a_custom_reward(tmp_pa
     assert before["evaluation"]["right"] == line["evaluation"]["right"] == [[1, 1]]
 
 
-def test_rewards_and_strategies_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_rewards_and_strategies_with_the_same_name_are_distinguished(tmp_path: Path) -> None:
     (tasks := tmp_path / "easy.py").write_text(EASY)
     files = [tmp_path / name / "mine.py" for name in ("first", "second")]
     for file in files:
@@ -169,8 +169,8 @@ def test_rewards_and_strategies_of_one_name_are_told_apart(tmp_path: Path) -> No
     assert {name for name in now if now[name] != before[name]} == {"reward mine.py", "strategy mine.py"}
 
 
-def test_a_strategy_of_ones_own_is_played(tmp_path: Path) -> None:
-    """It chooses offers and of the pool: one that weighs all the same is uniform, another takes none."""
+def test_a_custom_strategy_is_played(tmp_path: Path) -> None:
+    """It chooses offers and pool rollouts. One strategy is uniform (equal weights), one takes nothing."""
     found = {}
     for name, weight in (("uniform", None), ("same", 1.0), ("none", 0.0)):
         file = tmp_path / f"{name}.py"
@@ -181,7 +181,7 @@ def test_a_strategy_of_ones_own_is_played(tmp_path: Path) -> None:
     assert found["uniform"] == found["same"] != found["none"] and not any(map(sum, found["none"]))
 
 
-def test_results_with_a_strategy_that_was_changed_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_results_with_a_changed_strategy_cannot_be_continued(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def weights(all, lead):\n    return [1.0] * len(all)\n")
     one = of_one(2, 4, str(file))
@@ -197,8 +197,8 @@ def test_results_with_a_strategy_that_was_changed_are_not_gone_on_with(tmp_path:
 @pytest.mark.parametrize(
     "weights, said", [("1 / 0", "ZeroDivisionError"), ("[1.0]", "each of"), ("[-1.0] * len(all)", "from 0")]
 )
-def test_a_strategy_that_gives_no_weights_is_told(tmp_path: Path, weights: str, said: str) -> None:
-    """Offers are chosen in trio."""
+def test_a_strategy_that_returns_no_weights_gives_a_message(tmp_path: Path, weights: str, said: str) -> None:
+    """The error occurs inside trio, where offers are chosen."""
     file = tmp_path / "mine.py"
     file.write_text(f"def weights(all, lead):\n    return {weights}\n")
     one = of_one(3, 4, str(file))
@@ -209,7 +209,7 @@ def test_a_strategy_that_gives_no_weights_is_told(tmp_path: Path, weights: str, 
 @pytest.mark.parametrize(
     "content, said", [(None, "FileNotFoundError"), ("1 / 0", "ZeroDivisionError"), ("", "'weights'")]
 )
-def test_a_file_that_is_no_strategy_is_told(tmp_path: Path, content: str | None, said: str) -> None:
+def test_a_file_without_a_strategy_gives_a_message(tmp_path: Path, content: str | None, said: str) -> None:
     file = tmp_path / "mine.py"
     if content is not None:
         file.write_text(content)
@@ -217,7 +217,7 @@ def test_a_file_that_is_no_strategy_is_told(tmp_path: Path, content: str | None,
         load_take(str(file))
 
 
-def test_the_example_of_a_strategy_may_be_copied(tmp_path: Path) -> None:
+def test_the_example_strategy_can_be_copied(tmp_path: Path) -> None:
     example = str(own_strategy.__doc__).partition("\n\n")[2]
     (tmp_path / "mine.py").write_text(example)
     load_take(mine := str(tmp_path / "mine.py"))
@@ -228,7 +228,7 @@ def test_the_example_of_a_strategy_may_be_copied(tmp_path: Path) -> None:
     assert not TAKES[mine].keeps(candidates[0])
 
 
-def test_a_mistake_in_the_kept_state_of_a_strategy_is_told(tmp_path: Path) -> None:
+def test_a_mistake_in_a_strategys_saved_state_gives_a_message(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "def weights(all, lead):\n    return []\ndef keeps(scored):\n    return scored.reward > 0\n"
@@ -247,7 +247,7 @@ def test_an_evaluation_does_not_change_later_rounds(verifier: Verifier) -> None:
     assert swarms[0].round(1) == swarms[1].round(1)
 
 
-def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Results) -> None:
+def test_the_report_has_every_setting_and_loads_nothing_from_the_network(played: Results) -> None:
     page = write_report(played, pictures_of(played)).read_text()
     assert "://" not in page and 'src="data:' in page
     assert "1 seed: this decides nothing" in page
@@ -259,8 +259,8 @@ def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Re
     assert gain(alone, alone).mean == 0 and together.pass_at(2).n == 1 and together.pass_at(8).n == 0
 
 
-def test_figure_2_has_the_average_agent_and_the_range_of_all_agents(played: Results) -> None:
-    """Each agent's reward is the mean over its last 100 rounds, or all so far; away, it has none."""
+def test_figure_2_has_the_mean_agent_and_the_range_of_all_agents(played: Results) -> None:
+    """An agent's reward is the mean over its last 100 rounds, or all so far; an absent agent has none."""
     column = columns(played)[0]
     rewards = [(1.0, None)] * 100 + [(0.0, 0.5)] * 50
     runs = {seed: replace(column.runs[1], rewards=tuple(rewards)) for seed in (1, 2)}
@@ -271,14 +271,14 @@ def test_figure_2_has_the_average_agent_and_the_range_of_all_agents(played: Resu
     )
     ends = band.get_paths()[0].vertices
     last = sorted({round(y, 6) for x, y in ends if x == 150})
-    assert last == [0.5, 0.5] or last == [0.5], "both agents stand at 0.5 in the end"
+    assert last == [0.5, 0.5] or last == [0.5], "the agents' last rewards are not 0.5"
     assert sorted({round(y, 6) for x, y in ends if x == 110}) == [0.5, 0.9]
 
 
 def test_the_report_of_unfinished_runs_is_drawn_from_the_recorded_rounds(
     played: Results, tmp_path: Path
 ) -> None:
-    """Nothing that is compared is finished, and a setting's name is no formula that matplotlib knows."""
+    """No compared run is finished, and a setting's name must not be read as a formula by matplotlib."""
     name = r"$\foo$ is a name that is much wider than its panel in the figure"
     settings = [{"name": name, "replay": {"mode": "on"}}, {"name": "2/0", "against": name}]
     document = {
@@ -298,11 +298,11 @@ def test_the_report_of_unfinished_runs_is_drawn_from_the_recorded_rounds(
     assert write_report(results, pictures_of(results)).with_name("nodes.png").exists()
     (panel,) = _node_figure(columns(results)).axes
     assert max(map(len, panel.get_title().split("\n"))) <= 36
-    # One round is a point for each node, and no line.
+    # With one round, there is a point for each node and no line.
     assert [line.get_marker() for line in panel.lines if len(line.get_xdata())] == [".", "."]
 
 
-def test_figure_1_has_the_nodes_of_every_seed_in_the_colour_of_the_seed(played: Results) -> None:
+def test_figure_1_shows_the_nodes_of_each_seed_in_the_seeds_colour(played: Results) -> None:
     column = columns(played)[0]
     figure = _node_figure([replace(column, runs=dict.fromkeys((1, 2, 3), column.runs[1]))])
     lines = [line for line in figure.axes[0].lines if len(line.get_xdata())]
@@ -310,7 +310,7 @@ def test_figure_1_has_the_nodes_of_every_seed_in_the_colour_of_the_seed(played: 
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["seed 1", "seed 2", "seed 3"]
 
 
-def test_single_settings_are_played_with_another_model_and_the_rest_later(
+def test_single_settings_can_be_played_with_another_model_and_the_rest_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "two.toml"
@@ -326,12 +326,12 @@ def test_single_settings_are_played_with_another_model_and_the_rest_later(
     assert [run.setting for run in results.missing] == ["8-of-0"]
     assert {node.model.name for s in results.experiment.settings for node in s.nodes} == {"tiny-latent"}
     assert "1 of 1 runs done" in capsys.readouterr().err
-    # The folder is of that model.
+    # The results folder belongs to that model.
     assert main(["lab", "run", str(file), "--out", str(tmp_path / "out"), "--resume"]) == 2
     assert main(asked) == 0 and not results.missing
 
 
-def test_an_evaluation_asks_its_specialties_at_its_own_temperature(verifier: Verifier) -> None:
+def test_an_evaluation_uses_its_own_specialties_and_temperature(verifier: Verifier) -> None:
     wanted = Evaluation(questions=6, answers=2, temperature=0.5, specialties=("bf", "arc_1d"))
     asked = held_out(CurriculumTasks(find_curriculum("tiny-9")), wanted)
     assert len(asked) == 6 and {task.ref.specialty for task in asked} == {"bf", "arc_1d"}
@@ -353,7 +353,7 @@ def test_an_evaluation_asks_its_specialties_at_its_own_temperature(verifier: Ver
         )
 
 
-def test_without_matplotlib_the_report_is_written_and_says_how_it_is_installed(
+def test_without_matplotlib_the_report_says_how_to_install_it(
     played: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -361,14 +361,14 @@ def test_without_matplotlib_the_report_is_written_and_says_how_it_is_installed(
     page.unlink(missing_ok=True)
     assert main(["lab", "report", str(played.folder)]) == 0
     assert "Run `pip install 'swarmd[research]'`" in capsys.readouterr().err and "1/1" in page.read_text()
-    # Installed by uv as a tool, it has no pip
+    # As if installed by uv as a tool, which has no pip.
     (tmp_path / "uv-receipt.toml").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert main(["lab", "report", str(played.folder)]) == 0
     assert "Run `SWARMD_EXTRAS=research packaging/install.sh`" in capsys.readouterr().err
 
 
-def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_are_available_as_numbers(played: Results, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "report", str(played.folder), "--json"]) == 0
     alone, together = json.loads(capsys.readouterr().out)["settings"]
     other, column = columns(played)
@@ -378,7 +378,7 @@ def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.Cap
     assert together["cumulative"] == {"mean": column.runs[1].cumulative, "half": None, "n": 1}
 
 
-def test_a_run_that_was_cut_off_starts_again(tmp_path: Path) -> None:
+def test_an_interrupted_run_starts_again(tmp_path: Path) -> None:
     results = Results.create(tmp_path / "out", experiment())
     run = results.runs[0]
     with suppress(KeyboardInterrupt), results.writing(run) as append:
@@ -390,7 +390,7 @@ def test_a_run_that_was_cut_off_starts_again(tmp_path: Path) -> None:
     assert results.path(run).read_text() == '{"round":2}\n'
 
 
-def test_two_processes_do_not_play_one_run(tmp_path: Path) -> None:
+def test_two_processes_do_not_play_the_same_run(tmp_path: Path) -> None:
     results = Results.create(tmp_path / "out", experiment())
     run, said = results.runs[0], []
 
@@ -409,7 +409,7 @@ def test_two_processes_do_not_play_one_run(tmp_path: Path) -> None:
 def test_missing_runs_are_played_and_a_death_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file in the working folder never replaces an imported module."""
+    """A file in the working folder must not shadow a module."""
     monkeypatch.chdir(tmp_path)
     Path("statistics.py").write_text("raise ImportError")
     results = Results.create(tmp_path / "out", experiment(seeds=2))
@@ -427,7 +427,7 @@ def test_missing_runs_are_played_and_a_death_is_reported(
         match=r"(?s)2 of 4 runs failed.*1-of-1, seed 2: .*signal 9.*2-of-0, seed 2: .*signal 9.*--jobs",
     ):
         play_all(results, 1, lambda _: None, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-    assert len(results.missing) == 2  # the other went on
+    assert len(results.missing) == 2  # the other run continued
 
 
 def test_a_runs_output_is_logged_even_if_it_succeeds(
@@ -438,7 +438,7 @@ def test_a_runs_output_is_logged_even_if_it_succeeds(
     assert "2-of-0, seed 1: the task plug-in sums: score: oh" in caplog.messages
 
 
-def test_a_run_that_another_process_finished_meanwhile_has_not_failed(
+def test_a_run_that_another_process_finished_in_the_meantime_has_not_failed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = (
@@ -452,7 +452,7 @@ def test_a_run_that_another_process_finished_meanwhile_has_not_failed(
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_the_processes_and_are_told_as_an_interrupt(
+def test_ctrl_c_and_sigterm_end_the_processes_and_report_an_interrupt(
     tmp_path: Path, by: signal.Signals
 ) -> None:
     results = Results.create(tmp_path / "out", experiment())
@@ -477,8 +477,8 @@ STARTS = (
 
 
 @pytest.mark.net
-def test_kill_9_of_the_lab_ends_its_runs_before_their_next_line(tmp_path: Path) -> None:
-    """This one prints to nobody, and would play on for days."""
+def test_after_kill_9_of_the_lab_its_runs_end_before_their_next_line(tmp_path: Path) -> None:
+    """Otherwise this run, whose output nobody reads, would continue for days."""
     results = Results.create(tmp_path / "out", experiment(rounds=10**6))
     run = results.runs[0]
     command = [
@@ -533,7 +533,7 @@ def test_failed_runs_are_reported_even_without_a_report(
     assert "one judge asks one curriculum" in capsys.readouterr().err
 
 
-def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) -> None:
+def test_a_results_folder_that_does_not_match_is_rejected(played: Results, tmp_path: Path) -> None:
     (tmp_path / "theirs.txt").write_text("")
     reopened = Results.open(played.folder)
     assert reopened.experiment == played.experiment
@@ -584,7 +584,7 @@ def test_results_of_another_version_are_refused(
 
 
 @pytest.mark.parametrize("cut", [-9, "{}\n", 0])
-def test_a_finished_file_that_is_damaged_is_named(played: Results, tmp_path: Path, cut: int | str) -> None:
+def test_a_damaged_results_file_is_named(played: Results, tmp_path: Path, cut: int | str) -> None:
     results, run = Results.create(tmp_path / "out", played.experiment), played.runs[0]
     whole = played.path(run).read_text()
     results.path(run).parent.mkdir(parents=True)
@@ -598,7 +598,9 @@ def test_a_finished_file_that_is_damaged_is_named(played: Results, tmp_path: Pat
 @pytest.mark.parametrize(
     "odd", [{"reward": "x"}, {"reward": [0.5]}, {"generated": [None, "x"]}, {"cpu": "x"}]
 )
-def test_figures_of_other_types_name_their_file(played: Results, tmp_path: Path, odd: dict[str, Any]) -> None:
+def test_figures_of_a_wrong_type_give_a_message_with_the_file(
+    played: Results, tmp_path: Path, odd: dict[str, Any]
+) -> None:
     folder = Path(shutil.copytree(played.folder, tmp_path / "out"))
     results, run = Results.open(folder), played.runs[0]
     *lines, last = played.lines(run)
@@ -606,19 +608,19 @@ def test_figures_of_other_types_name_their_file(played: Results, tmp_path: Path,
     for read in (lambda: columns(results), lambda: export(results, tmp_path / "data")):
         with pytest.raises(BadResults, match=r"seed-1\.jsonl is damaged"):
             read()
-    assert list((tmp_path / "data").iterdir()) == []  # no half table is in the next attempt's way
+    assert list((tmp_path / "data").iterdir()) == []  # no partial table blocks the next attempt
 
 
-def test_more_seeds_may_be_wanted_later(tmp_path: Path) -> None:
+def test_more_seeds_can_be_added_later(tmp_path: Path) -> None:
     Results.create(tmp_path / "out", experiment(seeds=2))
-    for wanted, seeds in ((3, 3), (2, 3)):  # fewer: those that there are stay
+    for wanted, seeds in ((3, 3), (2, 3)):  # with fewer seeds, existing runs are kept
         reopened = Results.open(tmp_path / "out")
         reopened.resume(experiment(seeds=wanted))
         assert {run.seed for run in reopened.missing} == set(range(1, seeds + 1))
         assert Results.open(tmp_path / "out").experiment.seeds == seeds
 
 
-def test_the_time_left_is_told_from_the_pace() -> None:
+def test_the_remaining_time_is_estimated_from_the_pace() -> None:
     now = [0.0]
     progress = RunsProgress(total=2, rounds=100, clock=lambda: now[0])
     run = Run("a", 1)
@@ -629,7 +631,7 @@ def test_the_time_left_is_told_from_the_pace() -> None:
     assert progress.share == 0.25 and progress.seconds_left == pytest.approx(150)
 
 
-def test_the_output_of_a_strategy_is_not_taken_for_a_round() -> None:
+def test_output_printed_by_a_strategy_does_not_count_as_a_round() -> None:
     program = (
         "from swarmd.lab.parent_watch import run_program, tell_round\n"
         "def main():\n    print(400)\n    tell_round(1)\nrun_program(main)"

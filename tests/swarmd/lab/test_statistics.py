@@ -1,4 +1,4 @@
-"""The figures of runs, against values computed by hand."""
+"""The figures of runs, compared with values computed by hand."""
 
 import math
 from dataclasses import replace
@@ -14,7 +14,7 @@ from swarmd.lab.results import Results
 from swarmd.lab.statistics import Column, RunFigures, figures, gain, interval, roughness
 from swarmd.types import TokenCounts
 
-# Two nodes, of which the second is away in the last round.
+# Two nodes; the second is absent in the last round.
 LINES = [
     {"round": 0, "evaluation": {"answers": 1, "right": [[0, 0], [1, 0]]}},
     {
@@ -54,7 +54,7 @@ def of_lines() -> RunFigures:
     return figures(LINES, local=[2, 3], external=[1, 4], completions=[4, 8])
 
 
-def test_the_figures_of_a_run_are_those_reckoned_by_hand() -> None:
+def test_the_figures_of_a_run_equal_values_computed_by_hand() -> None:
     found = of_lines()
     assert found.late_by_node[1] is None
     assert replace(
@@ -65,7 +65,7 @@ def test_the_figures_of_a_run_are_those_reckoned_by_hand() -> None:
         late=4.0,
         per_thousand=1000 * 8 / (2 * 4 + 4 * 8 + 2 * 4),
         mixed=5 / 8,
-        useful=8 / 6,  # a node that is there and does not train counts as one update
+        useful=8 / 6,  # a node that is present but does not train counts as one update
         predicted=0.0,
         external=4 / 6,
         gated=1 / 5,
@@ -88,7 +88,7 @@ def test_the_figures_of_a_run_are_those_reckoned_by_hand() -> None:
     assert late.late == (2 + 4) / 2 and late.late_by_node == (2.5, 3.0)
 
 
-def test_a_gain_is_of_seeds_that_both_have_and_in_which_the_baseline_earned() -> None:
+def test_a_gain_uses_seeds_that_both_settings_have_with_a_positive_baseline() -> None:
     one = of_lines()
     column = Column("a", "a", dict.fromkeys((1, 2, 3), one))
     other = Column("b", "b", {1: replace(one, cumulative=0.5, passes={}), 2: replace(one, cumulative=0.0)})
@@ -96,35 +96,36 @@ def test_a_gain_is_of_seeds_that_both_have_and_in_which_the_baseline_earned() ->
     assert other.over_seeds("cumulative").mean == 0.25
     assert column.over_seeds("roughness").n == 0
     last = other.pass_at(2)
-    assert (last.mean, last.n) == (0.75, 1)  # at the end, of the seed that has it
+    assert (last.mean, last.n) == (0.75, 1)  # at the end, from the only seed that has it
     assert other.pass_at(4).n == 0
 
 
-def test_intervals() -> None:
+def test_intervals_are_students_t() -> None:
     five = interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert five.half == pytest.approx(1.963, abs=1e-3)  # 2.776 · √2.5 / √5
     assert five.mean == 3
     assert interval([2.0]).half is None
     assert math.isnan(interval([]).mean) and interval([0.0, 1.0]).half == pytest.approx(6.353)
-    # The table's last, and beyond it; scipy's are 2.0395 and 1.9842.
+    # The last entry of the table, and a size beyond it; scipy's values are 2.0395 and 1.9842.
     assert interval([0.0, *[1.0] * 30]).half == pytest.approx(2.042 / 31)
     assert interval([0.0, *[1.0] * 31]).half == pytest.approx(2.0395 / 32, rel=2e-3)
     assert interval([0.0, *[1.0] * 99]).half == pytest.approx(1.9842 / 100, rel=2e-3)
 
 
-def test_roughness() -> None:
+def test_roughness_is_the_deviation_from_local_trends() -> None:
     flat = [[0.5, 0.5]] * 400
     assert roughness(flat, [8, 8]) == 0 and roughness(flat[:40], [8, 8]) is None
-    # A steady rise is no roughness
+    # A steady rise has no roughness.
     assert roughness([[round / 400] * 2 for round in range(400)], [8, 8]) == pytest.approx(0)
-    # Eight windows, of one round or two; the four inner ones are off their trends by -1/4, 1, -1/4 and -1/4.
+    # There are eight windows of one or two rounds. The inner four differ from their trends by -1/4, 1, -1/4
+    # and -1/4.
     peak = [[reward] for reward in (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)]
     assert roughness(peak, [512]) == pytest.approx(0.625) and roughness(peak[:7], [512]) is None
     assert roughness([each for each in peak for _ in range(2)], [256]) == pytest.approx(0.625)
 
 
-def test_a_kind_of_node_counts_by_those_that_were_there(tmp_path: Path) -> None:
-    """Of the first seed nobody of the second kind was there in the end."""
+def test_figures_of_a_kind_of_node_are_means_over_the_present_nodes(tmp_path: Path) -> None:
+    """With the first seed, no node of the second kind was present at the end."""
     kinds = [{"nodes": 1, "model": {"name": "tiny-latent"}}, {"nodes": 1}]
     settings = [{"name": "one", "group": kinds}, {"name": "not played yet", "group": kinds[1:]}]
     document = {"name": "kinds", "rounds": 2, "seeds": 3, "setting": settings}
@@ -140,10 +141,10 @@ def test_a_kind_of_node_counts_by_those_that_were_there(tmp_path: Path) -> None:
     page = write_report(results, {}).read_text()
     assert "3 of 6 runs: 2 settings, 3 seeds, 2 rounds, 1 or 2 nodes" in page
     assert "this decides nothing" not in page
-    # A row for each figure, in a region that a keyboard scrolls.
+    # A row for each figure, in a region that can be scrolled with the keyboard.
     assert '<tr><th scope="row">seeds</th><td>3</td></tr>' in page and page.count('tabindex="0"') == 2
 
 
-def test_a_node_that_trained_on_nothing_has_no_entropy() -> None:
+def test_a_node_without_training_has_no_entropy() -> None:
     trained = structs.replace(NOTHING, tokens=TokenCounts(0, 8), entropy=0.5)
     assert line_of(1, [NOTHING, trained], set())["entropy"] == [None, 0.5]

@@ -1,6 +1,6 @@
 """The surroundings of a setting's nodes, played for a few rounds.
 
-Absences, hostile peers, questions asked again.
+They include absences, hostile peers and repeated questions.
 """
 
 import random
@@ -33,13 +33,13 @@ def lines(verifier: Verifier, one: Setting, rounds: int) -> tuple[PlayedSwarm, l
     return swarm, [swarm.round(number) for number in range(1, rounds + 1)]
 
 
-def test_nodes_of_different_curricula_are_told_what_to_set(verifier: Verifier) -> None:
+def test_nodes_with_different_curricula_give_a_message_with_a_remedy(verifier: Verifier) -> None:
     groups = [{"nodes": 1, "model": {"name": name}} for name in ("tiny", "./another")]
     with pytest.raises(BadExperiment, match=r"\(ladder-9, tiny-9\).*Set swarm.curriculum"):
         PlayedSwarm(setting(group=groups), 1, verifier)
 
 
-def test_absent_nodes_neither_ask_nor_hear_and_are_left_out_of_figures(verifier: Verifier) -> None:
+def test_absent_nodes_neither_ask_nor_hear_and_do_not_count_in_figures(verifier: Verifier) -> None:
     swarm, played = lines(verifier, setting(churn={"present": 2, "away": 2}), 6)
     away = [[reward is None for reward in line["reward"]] for line in played]
     assert any(map(any, away)) and not any(map(all, away))
@@ -53,7 +53,7 @@ def test_absent_nodes_neither_ask_nor_hear_and_are_left_out_of_figures(verifier:
     swarm.close()
 
 
-def test_figures_of_one_update_are_not_a_rounds_with_several(verifier: Verifier) -> None:
+def test_figures_of_a_round_cover_all_its_updates(verifier: Verifier) -> None:
     replay = {"mode": "on", "updates_per_round": 3, "max_clip_fraction": 1.0, "max_kl": 100.0}
     swarm, played = lines(verifier, setting(replay=replay), 4)
     assert max(max(line["local"]) + max(line["external"]) for line in played) > 4
@@ -63,7 +63,7 @@ def test_figures_of_one_update_are_not_a_rounds_with_several(verifier: Verifier)
     swarm.close()
 
 
-def test_a_node_fetches_the_offers_that_it_takes_and_has_all_of_whole_sets(verifier: Verifier) -> None:
+def test_nodes_fetch_only_chosen_offers_but_get_whole_sets_completely(verifier: Verifier) -> None:
     everything = {"share": "all", "take": "unfiltered"}
     heard = {}
     for sets in ("offered", "whole"):
@@ -71,11 +71,11 @@ def test_a_node_fetches_the_offers_that_it_takes_and_has_all_of_whole_sets(verif
         assert [line["external"] for line in played[1:]] == [[2] * 3] * 2
         heard[sets] = max(len(node.pool) for node in swarm.nodes)
         swarm.close()
-    # Rollouts of three rounds: two of each, or all of two other nodes
+    # In three rounds: two rollouts each if fetched, all rollouts of two other nodes if sent whole.
     assert heard["offered"] <= 6 < heard["whole"]
 
 
-def test_hostile_peers_are_trained_on_and_counted(verifier: Verifier) -> None:
+def test_rollouts_of_hostile_peers_are_trained_on_and_counted(verifier: Verifier) -> None:
     swarm, played = lines(verifier, setting(hostile={"poisoners": 1, "liars": 1}), 3)
     assert sum(sum(line["hostile"]) for line in played) > 0
     poisoner, liar = swarm.hostile
@@ -88,12 +88,12 @@ def test_hostile_peers_are_trained_on_and_counted(verifier: Verifier) -> None:
     swarm.close()
 
 
-def test_questions_are_asked_again_while_a_group_has_no_advantage(verifier: Verifier) -> None:
+def test_further_questions_are_asked_while_groups_have_no_advantage(verifier: Verifier) -> None:
     swarm, played = lines(
         verifier, setting(round={"local": 3, "external": 0, "completions": 4, "resample": 8}), 2
     )
     for line in played:
-        # Asked questions count; the batch is I
+        # All asked questions count as generated; the batch has I local rollouts.
         assert max(line["generated"]) > 3 and line["local"] == [3] * 3
         assert line["useful"] == [min(3, informative) for informative in line["informative"]]
     swarm.close()

@@ -1,6 +1,6 @@
-"""`swarmd lab run --engine torch`: real processes that exchange over gloo and loopback; one that dies.
+"""`swarmd lab run --engine torch`: real processes that exchange over gloo on loopback, and one that dies.
 
-`--executor ray`: on a local cluster of two workers; without Ray, its message.
+`--executor ray` is tested on a local cluster of two workers, and its message without Ray.
 """
 
 import importlib.util
@@ -45,21 +45,21 @@ EXPERIMENT = parse_experiment(
 
 def kill_rank_1() -> None:
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has ended since
+        with suppress(psutil.Error):  # the process has ended
             if (line := process.cmdline())[1:4] == ["-P", "-m", "swarmd.lab.torch_node"] and line[-2] == "1":
                 process.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_runs_of_one_process_a_node_repeat_and_report_a_death(tmp_path: Path) -> None:
+def test_runs_with_a_process_for_each_node_are_repeatable_and_report_a_death(tmp_path: Path) -> None:
     run = Run("one", 1)
     results = Results.create(tmp_path / "out", EXPERIMENT, "torch")
     play_all(results, 1, lambda _: None, RANKS)
     lines = but_for_cpu(results.lines(run))
     assert [line["round"] for line in lines] == list(range(EXPERIMENT.rounds + 1))
     assert all(len(line["reward"]) == 2 for line in lines[1:]) and len(lines[-1]["evaluation"]["right"]) == 2
-    assert sum(sum(line["external"]) - sum(line["hostile"]) for line in lines[1:]) > 0  # of each other
+    assert sum(sum(line["external"]) - sum(line["hostile"]) for line in lines[1:]) > 0  # not hostile
     assert "| one |" in markdown(results)
     with pytest.raises(BadResults, match="engine torch, now memory"):
         results.resume(EXPERIMENT)
@@ -89,14 +89,14 @@ THERE = importlib.util.find_spec("ray") is not None
 
 
 @pytest.mark.skipif(THERE, reason="Ray is installed")
-def test_without_ray_it_says_what_to_install_and_begins_nothing(
+def test_without_ray_a_message_says_what_to_install_and_nothing_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["lab", "run", "churn", "--executor", "ray", "--out", str(tmp_path / "out")]) == 2
     assert "pip install 'swarmd[ray]'" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_jobs_with_ray_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_option_jobs_is_rejected_with_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["lab", "run", "churn", "--executor", "ray", "--jobs", "2", "--out", str(tmp_path / "out")]) == 2
     )
@@ -107,7 +107,7 @@ def test_jobs_with_ray_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.net
 @pytest.mark.skipif(not THERE, reason="Ray is not installed")
 @pytest.mark.filterwarnings("ignore")
-def test_two_workers_play_the_same_experiment_as_one_process(tmp_path: Path) -> None:
+def test_two_ray_workers_play_the_same_experiment_as_one_process(tmp_path: Path) -> None:
     experiment = parse_experiment(SHORT, "x.toml")
     results, said = Results.create(tmp_path / "out", experiment), list[str]()
     play_on_ray(results, lambda progress: said.append(progress.sentence()), num_cpus=2)

@@ -1,6 +1,4 @@
-"""Small models in real architectures, with random weights and a small tokenizer, written as `save_pretrained`
-writes them.
-"""
+"""Small models of real architectures, with random weights and a small tokenizer, in model folders."""
 
 import importlib.util
 import json
@@ -64,7 +62,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 128,
-    "initializer_range": 0.3,  # wide: else every distribution is flat and argmax a coin toss
+    "initializer_range": 0.3,  # large, else all distributions are almost flat and argmax is random
     "eos_token_id": 0,
     "bos_token_id": 0,
     "pad_token_id": 0,
@@ -84,7 +82,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         final_logit_softcapping=5.0,
     ),
 }
-# And rarer traits: windows, scaled logits, unsupported features
+# Further models with rarer features: windows, scaled logits, unsupported features.
 ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {
     "qwen2-window": lambda: Qwen2Config(
         **{k: v for k, v in SIZES.items() if k != "head_dim"},
@@ -108,7 +106,7 @@ ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {
         residual_multiplier=0.7,
     ),
     "olmo2": lambda: Olmo2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}),
-    "qwen3_5": lambda: Qwen3_5TextConfig(  # a recurrent layer that reads a stream
+    "qwen3_5": lambda: Qwen3_5TextConfig(  # has a recurrent layer that can read a stream
         **SIZES,
         layer_types=["linear_attention", "full_attention"],
         linear_key_head_dim=8,
@@ -116,7 +114,7 @@ ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {
         linear_num_key_heads=2,
         linear_num_value_heads=4,
     ),
-    "lfm2": lambda: Lfm2Config(  # not covered: padded batches, and a recurrent layer
+    "lfm2": lambda: Lfm2Config(  # not covered by the fast paths: padded batches, a recurrent layer
         **{k: v for k, v in SIZES.items() if k != "head_dim"},
         layer_types=["conv", "full_attention"],
         block_auto_adjust_ff_dim=False,
@@ -130,7 +128,7 @@ QWEN_05B = CONFIGURATIONS["qwen2.5-0.5b"]
 def make_tokenizer(
     chat_template: str | None = CHAT, eos: str | None = "<|endoftext|>"
 ) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes, four control tokens, and <answer>, </answer> as ordinary added tokens."""
+    """Return a byte tokenizer with four control tokens, and with <answer> and </answer> as added tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, "<answer>", "</answer>", *alphabet])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -150,7 +148,7 @@ def make_model(
     seed: int = 0,
     **changes: Any,
 ) -> Path:
-    """A model's folder. changes: of the architecture's configuration."""
+    """Make a model's folder. changes: to the architecture's configuration."""
     config = ALL_FAMILIES[family]()
     for key, value in changes.items():
         setattr(config, key, value)
@@ -168,7 +166,7 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One model of each family; not to be changed."""
+    """Make one model of each family; tests must not change them."""
     return {family: make_model(tmp_path_factory.mktemp(family), family) for family in ALL_FAMILIES}
 
 
@@ -201,7 +199,7 @@ def open_policy(
 
 
 def files_of(policy: LanguagePolicy) -> dict[str, bytes]:
-    """Return the policy's files in a checkpoint that an export takes."""
+    """Return the policy's files in a checkpoint, which an export reads."""
     return {name: bytes(content) for name, content in policy.files() if name in FILES}
 
 
@@ -216,7 +214,7 @@ def chat_of(folder: Path) -> Chat:
 
 @contextmanager
 def plainly(network: Any) -> Iterator[None]:
-    """Have one of our networks compute as transformers does, until the block ends."""
+    """Let a network compute as in transformers until the block ends."""
     of = getattr(network.config, "_attn_implementation", None)
     streams = [(m, type(m)) for m in network.modules() if type(m).__name__.endswith("OnStream")]
     if of == NAME:
@@ -235,7 +233,7 @@ def plainly(network: Any) -> Iterator[None]:
 def plain_logprobs(
     network: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
 ) -> torch.Tensor:
-    """Return the log-probabilities of the tokens behind a prompt, by transformers' own forward pass."""
+    """Return the log-probabilities of the tokens after a prompt, by transformers' forward pass."""
     with torch.no_grad(), plainly(network):
         logits = (
             network(torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
@@ -256,19 +254,19 @@ def answered(
     rewards: tuple[float, ...] = (1.0, 0.0, 0.0, 1.0),
     round_number: int = 1,
 ) -> list[Scored]:
-    """Return the policy's own answers to the questions, each with these rewards."""
+    """Return the policy's answers to the questions, with these rewards for each group."""
     answers = policy.generate(questions, len(rewards))
     return [local(q, a, rewards, round_number) for q, a in zip(questions, answers, strict=True)]
 
 
 def flat(tokens: Iterable[Tokens]) -> torch.Tensor:
-    """Return the log-probabilities of all tokens, one after the other."""
+    """Return the log-probabilities of all tokens in one flat tensor."""
     return torch.tensor([p for each in tokens for row in each.logprobs for p in row])
 
 
 def external(
     question: str, texts: list[tuple[str, bool]], rewards: tuple[float, ...], round_number: int = 1
 ) -> Scored:
-    """texts: (text, whether it ended by itself)."""
+    """Return an external rollout. texts: (text, whether it ended by itself)."""
     rollout = Rollout(TaskRef("test", 0), tuple(Completion(t, e) for t, e in texts), PeerId("other"))
     return Scored(rollout, question, rewards, round_number)

@@ -1,9 +1,8 @@
-"""A device that computes on the CPU, and refuses the operations that a GPU refuses: its tensors together with
-the CPU's.
+"""A pretended GPU that computes on the CPU, and rejects operations that mix its tensors with CPU tensors.
 
-As on a GPU, a product of 16 bits is rounded before it is added; as on MPS, a copy has to be awaited. So
-code that runs here mixes no devices on CUDA. It is torch's own place for other devices (PrivateUse1), in
-Python; memory, speed and kernels of a GPU are not pretended.
+As on a GPU, a 16-bit product is rounded before it is added; as on MPS, a copy must be awaited. Code that runs
+on it does not mix devices on CUDA either. It uses torch's extension point for other devices (PrivateUse1)
+from Python. It does not imitate memory, speed and kernels of a GPU.
 """
 
 import contextlib
@@ -18,25 +17,26 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "pretend"
 CPU = torch.device("cpu")
-# Operations that take tensors of both devices, as on CUDA. INDEXES do so in their second argument alone.
+# Operations that accept tensors of both devices, as on CUDA. INDEXES accept CPU tensors only as their second
+# argument.
 COPIES = frozenset({"copy_", "_to_copy", "_foreach_copy_"})
 INDEXES = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
-# Operations kept whole, because torch chooses their parts by the device.
+# Composite operations that are not split, because torch chooses their parts by the device.
 WHOLE = frozenset({"scaled_dot_product_attention"})
 
 
 class MixesDevices(Exception):
-    """An operation on tensors of the CPU and of the device."""
+    """An operation mixed tensors of the CPU and of the device."""
 
 
 class OnDevice(Tensor):
-    """A tensor on the device. `memory` holds it, on the CPU."""
+    """A tensor on the device. `memory` holds its values on the CPU."""
 
     memory: Tensor
 
     @staticmethod
     def __new__(cls, memory: Tensor) -> "OnDevice":
-        # A view of a weight is not an inference tensor, even in inference mode.
+        # Even in inference mode, a view of a weight is not an inference tensor.
         with torch.inference_mode(memory.is_inference()):
             made: OnDevice = Tensor._make_wrapper_subclass(
                 cls,
@@ -87,7 +87,7 @@ class Pretending(TorchDispatchMode):
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Yield the leaves of nested lists, tuples and dicts. torch's pytree takes several times as long."""
+    """Yield the leaves of nested lists, tuples and dicts, several times faster than torch's pytree."""
     if type(value) in (list, tuple):
         for part in value:
             yield from leaves(part)
@@ -107,7 +107,7 @@ def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Compute the device's operations on the CPU. Raises MixesDevices."""
+    """Compute an operation of the device on the CPU. Raise MixesDevices if it mixes devices."""
     name = func.overloadpacket.__name__
     there = any(isinstance(t, OnDevice) for t in leaves([args, kwargs]))
     wanted = kwargs.get("device")
@@ -115,7 +115,7 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return func(*args, **kwargs)
     if name not in WHOLE:
         with Pretending():
-            # In inference mode composite operations come whole.
+            # In inference mode, composite operations are not split.
             parts = func.decompose(*args, **kwargs)
         if parts is not NotImplemented:
             return parts
@@ -145,7 +145,7 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @cache
 def aliases(func: Any) -> bool:
-    """Return whether an operation gives back an argument, or a view of one."""
+    """Return whether an operation returns an argument or a view of one."""
     schema = func._schema
     return any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
 
@@ -178,9 +178,9 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 def _register() -> None:
-    """Make the device known to torch, for the rest of this process."""
+    """Register the device with torch for the rest of this process."""
     _setup_privateuseone_for_python_backend(NAME, hook=_Hooks())
-    # `torch.tensor` copies to a device without asking the dispatch mode.
+    # `torch.tensor` copies to a device without the dispatch mode.
     for operation, kernel in (
         ("empty.memory_format", _empty),
         ("empty_strided", _empty_strided),
@@ -198,7 +198,7 @@ def pretending() -> Iterator[torch.device]:
     if torch._C._get_privateuse1_backend_name() != NAME:
         _register()
     own, _Hooks.there = torch.Generator, True
-    # Otherwise a weight that two modules share would become two on its way to the device.
+    # Otherwise a weight that two modules share would become two weights on the device.
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         torch.Generator = OnDeviceGenerator  # type: ignore[misc]

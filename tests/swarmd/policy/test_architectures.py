@@ -1,6 +1,6 @@
-"""Every supported architecture samples and learns right.
+"""Every supported architecture samples and learns correctly.
 
-Our batched sampling and learning equals transformers' computation of single sequences.
+swarmd's batched sampling and learning equal transformers' computation of single sequences.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ from tests.swarmd.policy.conftest import (
 
 CPU = torch.device("cpu")
 
-# Real structure in small: layers of each kind, windows and chunks shorter than the prompts, scales and caps
-# that are not 1.
+# Small sizes with the real structure: layers of each kind, windows and chunks shorter than the prompts,
+# scales and caps other than 1.
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -117,7 +117,7 @@ LONG = {
 
 
 def rope(kind: str, **more: Any) -> dict[str, Any]:
-    """Return rotations of a context that was stretched from 16 positions, fewer than the prompts have."""
+    """Return RoPE settings for a context that was extended from 16 positions, fewer than the prompts have."""
     return {
         "rope_type": kind,
         "rope_theta": 1e4,
@@ -138,7 +138,7 @@ SEEING = {
 
 ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: hf.LlamaConfig(**HEADS),
-    # Llama 3.2 and SmolLM2
+    # As in Llama 3.2 and SmolLM2.
     "llama, llama3": lambda: hf.LlamaConfig(
         **HEADS,
         tie_word_embeddings=True,
@@ -161,7 +161,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     "seed_oss": lambda: hf.SeedOssConfig(**HEADS),
     "starcoder2": lambda: hf.Starcoder2Config(**SIZES, sliding_window=8),
     "phi3": lambda: hf.Phi3Config(**SIZES, sliding_window=8),
-    # Phi-4-mini
+    # As in Phi-4-mini.
     "phi3, longrope": lambda: hf.Phi3Config(
         **SIZES, original_max_position_embeddings=64, rope_parameters=dict(LONG)
     ),
@@ -201,7 +201,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3_5_moe_text": lambda: hf.Qwen3_5MoeTextConfig(
         **DELTA, **EXPERTS, shared_expert_intermediate_size=16
     ),
-    # padded
+    # Decoded in padded batches.
     "qwen3_next": lambda: hf.Qwen3NextConfig(**DELTA, **EXPERTS, shared_expert_intermediate_size=16),
     "lfm2": lambda: hf.Lfm2Config(**CONVOLUTIONS, block_auto_adjust_ff_dim=False),
     "lfm2_moe": lambda: hf.Lfm2MoeConfig(**CONVOLUTIONS, **EXPERTS, num_dense_layers=1),
@@ -233,7 +233,7 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def make(config: PreTrainedConfig) -> Any:
-    """Return a network of this configuration, in which no weight is 0 or 1 by its initialisation."""
+    """Return a network of this configuration, in which no weight is initialised to 0 or 1."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = AutoModelForCausalLM.from_config(config).eval()
@@ -260,14 +260,14 @@ def rows_of(prompts: Sequence[tuple[int, ...]]) -> list[Row]:
     ]
 
 
-def test_every_architecture_that_is_named_is_compared_here() -> None:
+def test_every_named_architecture_is_compared_here() -> None:
     assert {make().model_type for make in ARCHITECTURES.values()} == COVERED | PADDED
 
 
 class Waits(TorchDispatchMode):
-    """Counts the operations that wait for a GPU until it has done its work, on any device.
+    """Counts, on any device, the operations that would wait for a GPU to finish its work.
 
-    `tolist` and `numpy` are seen as `resolve_neg`; `cpu` on a CPU only by `Copies`.
+    `tolist` and `numpy` appear as `resolve_neg`; on a CPU, only `Copies` sees `cpu`.
     """
 
     OPERATIONS = frozenset(
@@ -295,7 +295,7 @@ class Waits(TorchDispatchMode):
 
 
 class Copies(TorchFunctionMode):
-    """Counts `cpu` of a tensor that is there already."""
+    """Counts calls of `cpu` on tensors that are already on the CPU."""
 
     count = 0
 
@@ -305,13 +305,13 @@ class Copies(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_batches_compute_the_same_as_single_sequences(name: str) -> None:
-    """Log-probabilities as sampled, the likeliest tokens, log-probabilities and gradients as learnt.
+def test_batches_give_the_same_values_as_single_sequences(name: str) -> None:
+    """Compares the sampler's log-probabilities and likeliest tokens, and the learner's values and gradients.
 
-    Questions and answers of several lengths in each batch; all questions have a common prefix. The whole
-    batch waits for the device once a token, to see which rows are left; their leaving, masks and windows need
-    no more. transformers' own masks ask once more whether there is padding, and Gemma 3n whether a
-    distribution's parameters are right, twice in each of its two sparse layers.
+    Each batch has questions and answers of several lengths; all questions have a common prefix. The whole
+    batch waits for the device once a token, to see which rows remain; removing rows, masks and windows need
+    no further wait. transformers' masks wait once more to check for padding. Gemma 3n checks a distribution's
+    parameters twice in each of its two sparse layers.
     """
     plain, passes = make(ARCHITECTURES[name]()), list[int]()
     network, prompts = copy.deepcopy(plain), [(7, 8, 9, *prompt) for prompt in sequences(20, 11, 2)]
@@ -329,7 +329,9 @@ def test_batches_compute_the_same_as_single_sequences(name: str) -> None:
             9999,
             rest=lambda: passes.append(waits.count + copies.count),
         )
-    assert len({len(s.ids) for samples in answers for s in samples}) > 1, "else no row left before the rest"
+    assert len({len(s.ids) for samples in answers for s in samples}) > 1, (
+        "all rows ended at the same step, so none was removed early"
+    )
     each = list(map(operator.sub, passes[2:], passes[1:]))
     assert min(each) >= 1 and max(each) <= 1 + (4 if name == "gemma3n_text" else not packed)
     for prompt, samples in zip(prompts, answers, strict=True):
@@ -360,7 +362,7 @@ def test_batches_compute_the_same_as_single_sequences(name: str) -> None:
     learner.step(rows)
     for key, weight in plain.named_parameters():
         if weight.grad is not None and weight.grad.any():
-            # Gemma 3n's sparse layers have kinks, so that a rounded input has another gradient.
+            # Gemma 3n's sparse layers have kinks, where a rounded input has a different gradient.
             scale = float(weight.grad.abs().max()) * (1e-3 if name == "gemma3n_text" else 1e-4)
             torch.testing.assert_close(got[key], weight.grad, atol=scale + 1e-7, rtol=1e-2, msg=key)
 
@@ -372,8 +374,8 @@ def folder_of(network: Any, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_an_untried_architecture_is_used_if_it_agrees_with_itself(tmp_path: Path) -> None:
-    """StableLM does; Git's forward pass ignores its left padding."""
+def test_an_untested_architecture_is_used_if_batches_agree_with_single_sequences(tmp_path: Path) -> None:
+    """StableLM passes; Git does not, because its forward pass ignores left padding."""
     stable = make(hf.StableLmConfig(**SIZES))
     (generation,) = open_policy(folder_of(stable, tmp_path / "stable")).generate(["1+1?"], 4)
     prompt = chat_of(tmp_path / "stable").prompt("1+1?")
@@ -390,7 +392,7 @@ def test_an_untried_architecture_is_used_if_it_agrees_with_itself(tmp_path: Path
         open_policy(folder_of(make(hf.GitConfig(**SIZES, vision_config=SEEING)), tmp_path / "git"))
 
 
-def test_a_network_that_takes_no_batches_does_not_agree_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_cannot_compute_batches_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     network = make(hf.StableLmConfig(**SIZES))
     assert agrees_with_itself(network)
     forward = hf.StableLmForCausalLM.forward
@@ -404,7 +406,7 @@ def test_a_network_that_takes_no_batches_does_not_agree_with_itself(monkeypatch:
     assert not agrees_with_itself(network)
 
 
-def test_a_cache_by_the_name_that_transformers_5_24_gave_it(
+def test_the_cache_parameters_name_in_transformers_5_24_is_supported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     network = make(hf.StableLmConfig(**SIZES))
@@ -448,8 +450,8 @@ def test_untrainable_models_are_refused_by_their_configuration(
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3", "falcon_h1", "gemma4_text"])
-def test_an_adapter_computes_the_same_here_and_exported(name: str, tmp_path: Path) -> None:
-    """peft has special rules for experts and for Falcon-H1's kernels; Gemma 4's layers differ in width."""
+def test_an_adapter_gives_the_same_values_before_and_after_export(name: str, tmp_path: Path) -> None:
+    """peft has special rules for experts and Falcon-H1's kernels; Gemma 4 has layers of different widths."""
     base = folder_of(make(ARCHITECTURES[name]()), tmp_path / "base")
     policy = open_policy(base, lora="on", lora_rank=4, train={"learning_rate": 0.02})
     policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
@@ -464,10 +466,10 @@ def test_an_adapter_computes_the_same_here_and_exported(name: str, tmp_path: Pat
             torch.testing.assert_close(network.eval()(ids).logits, here, atol=1e-3, rtol=0)
 
 
-def test_the_language_part_of_a_vision_model_is_trained_and_exported(tmp_path: Path) -> None:
-    """Gemma 3, Ministral 3 and Qwen3.5, as the hub has them.
+def test_the_language_model_of_a_vision_model_is_trained_and_exported(tmp_path: Path) -> None:
+    """Gemma 3, Ministral 3 and Qwen3.5 in the form on the hub.
 
-    With different tensor names, and tied by the whole model's setting.
+    There the tensors have other names, and the whole model's setting ties the head.
     """
     wholes = {
         "gemma3": hf.Gemma3Config(
@@ -501,7 +503,7 @@ def test_the_language_part_of_a_vision_model_is_trained_and_exported(tmp_path: P
         for name, tensor in network_of(out).state_dict().items():
             torch.testing.assert_close(tensor, policy.network.state_dict()[name], msg=name)
 
-        # Of these transformers loads Qwen3.5's language model alone, if it is asked for a causal one.
+        # Of these models, transformers can load only Qwen3.5's language model as a causal language model.
         files = files_of(open_policy(tmp_path / kind, lora="on", lora_rank=4))
         known = (
             contextlib.nullcontext()

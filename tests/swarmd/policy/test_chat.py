@@ -1,4 +1,4 @@
-"""Questions to prompts, ids to text and back; and a Modelfile of which ollama makes the same prompts."""
+"""Prompts from questions, text from token ids and back, and Modelfiles that give the same prompts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,12 @@ from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_to
         (CHAT, "be good", "<|system|>be good<|user|>1+1?<|assistant|>"),
         (CHAT, "", "<|user|>1+1?<|assistant|>"),
         (NO_SYSTEM_ROLE, "be good", "<|user|>be good\n\n1+1?<|assistant|>"),
-        (THINKING, "", "<|user|>1+1?<|assistant|>"),  # thinking is off
+        (THINKING, "", "<|user|>1+1?<|assistant|>"),  # thinking is switched off
     ],
 )
-def test_prompt_is_the_template_with_the_system_prompt(template: str, system: str, prompt: str) -> None:
+def test_a_prompt_is_the_rendered_template_with_the_system_prompt(
+    template: str, system: str, prompt: str
+) -> None:
     tokenizer = make_tokenizer(template)
     assert tokenizer.decode(Chat(tokenizer, system, ours=True).prompt("1+1?")) == prompt
     assert "<answer>" in SYSTEM_PROMPT and "</answer>" in SYSTEM_PROMPT
@@ -39,17 +41,17 @@ SHOWN = (("2+2?", "<answer>4</answer>"), ("3+3?", "<answer>6</answer>"))
     [
         (CHAT, "<|system|>be good<|user|>2+2?"),
         (NO_SYSTEM_ROLE, "<|user|>be good\n\n2+2?"),
-        # It changes answers, as Qwen3's does, which takes thoughts out
+        # Templates may change answers; Qwen3's removes thoughts from them.
         (CHAT.replace("m['content']", "m['content'] | trim"), "<|system|>be good<|user|>2+2?"),
     ],
 )
 @pytest.mark.parametrize("ours", [True, False])
-def test_examples_are_turns_before_the_question(template: str, head: str, ours: bool) -> None:
+def test_examples_become_turns_before_the_question(template: str, head: str, ours: bool) -> None:
     tokenizer = make_tokenizer(template)
     chat = Chat(tokenizer, "be good", ours=ours, examples=SHOWN, opening="<answer>")
     turns = "<|assistant|><answer>4</answer><|user|>3+3?<|assistant|><answer>6</answer>"
     assert tokenizer.decode(chat.prompt("1+1?")) == f"{head}{turns}<|user|>1+1?<|assistant|><answer>"
-    # Text that people send to the model has neither
+    # Text that people send to the model gets neither examples nor opening.
     assert "2+2?" not in chat.conversation([{"role": "user", "content": "1+1?"}])
 
 
@@ -63,7 +65,7 @@ def test_examples_are_turns_before_the_question(template: str, head: str, ours: 
         ),
     ],
 )
-def test_a_template_that_takes_no_examples_is_told(template: str, why: str) -> None:
+def test_a_template_that_cannot_take_examples_gives_a_message(template: str, why: str) -> None:
     for opening in ("", "<answer>"):
         with pytest.raises(NoModel, match=rf'after examples \({why}\)\. Set model\.examples = "off"'):
             Chat(make_tokenizer(template), "", ours=True, examples=SHOWN, opening=opening)
@@ -75,11 +77,11 @@ def test_a_template_that_takes_no_examples_is_told(template: str, why: str) -> N
         (THINKING, True),
         (CHAT, True),
         (CHAT + "{{ '<think>' }}", False),
-        # gpt-oss: a channel stands before the answer
+        # As in gpt-oss, where a channel comes before the answer.
         (CHAT.replace("m['content']", "('<a>' if m['role'] == 'assistant' else '') + m['content']"), False),
     ],
 )
-def test_an_answer_that_follows_a_thought_cannot_be_opened(template: str, thinking: bool) -> None:
+def test_an_answer_that_follows_a_thought_cannot_have_an_opening(template: str, thinking: bool) -> None:
     tokenizer = make_tokenizer(template)
     Chat(tokenizer, "", ours=True, thinking=thinking)
     with pytest.raises(NoModel, match=r"'<answer>' cannot begin an answer .* Set model\.opening"):
@@ -87,17 +89,19 @@ def test_an_answer_that_follows_a_thought_cannot_be_opened(template: str, thinki
 
 
 @pytest.mark.parametrize("text", ["<answer>42</answer>", "<answer>", "<answer>ünï", "<answer><answer>4"])
-def test_an_opening_is_in_the_prompt_and_in_the_text(text: str) -> None:
+def test_an_opening_is_part_of_the_prompt_and_of_the_answers_text(text: str) -> None:
     chat = Chat(make_tokenizer(), "", ours=True, opening="<answer>")
     ids = chat.encode(Completion(text, ended=True), 100)
     assert chat.read(ids, ended=True) == Completion(text, ended=True)
     assert ids == Chat(make_tokenizer(), "", ours=True).encode(Completion(text[8:], ended=True), 100)
     assert chat.has_tokens_for(text)
     for other in ("42</answer>", " <answer>42</answer>", ""):
-        assert chat.encode(Completion(other, ended=True), 100) == [], "it cannot follow the opening"
+        assert chat.encode(Completion(other, ended=True), 100) == [], (
+            "text that cannot follow the opening was accepted"
+        )
 
 
-def test_a_model_thinks_if_it_is_configured_to() -> None:
+def test_a_model_thinks_only_if_configured() -> None:
     network = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
     prompts = [
         tokenizer.decode(chat_of(config, "own", tokenizer, network).prompt("1+1?"))
@@ -118,22 +122,22 @@ def test_a_model_thinks_if_it_is_configured_to() -> None:
         ({"rag": CHAT, "tool_use": CHAT}, ".*multiple chat templates.*"),
     ],
 )
-def test_a_template_that_fails_is_refused(template: str | dict[str, str], why: str) -> None:
+def test_a_failing_template_is_rejected(template: str | dict[str, str], why: str) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     with pytest.raises(NoModel, match=rf"chat template cannot render a question \({why}\)\. Choose"):
         Chat(tokenizer, "", ours=True)
 
 
-def test_a_strangers_template_is_tried_in_the_contained_process() -> None:
-    """In this one there would be memory enough."""
+def test_a_strangers_template_is_rendered_in_the_contained_process() -> None:
+    """This process would have enough memory for the template, but the contained process does not."""
     tokenizer = make_tokenizer("{{ ('x' * 400_000_000) | length }}" + CHAT)
     with pytest.raises(NoModel, match=r"template cannot render a question \(.*[Mm]emory"):
         Chat(tokenizer, "")
 
 
-def test_no_token_is_put_before_a_text_but_by_the_template() -> None:
-    """Llama's tokenizer begins every text with one, which its template brings along."""
+def test_only_the_template_adds_a_token_before_a_text() -> None:
+    """Llama's tokenizer adds a token before every text, which its template already contains."""
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<|system|> $A", special_tokens=[("<|system|>", 3)]
@@ -144,7 +148,7 @@ def test_no_token_is_put_before_a_text_but_by_the_template() -> None:
     assert tokenizer.decode(chat.encode(Completion("2", ended=True), 9)) == "2<|endoftext|>"
 
 
-def test_no_messages_are_no_conversation(chat: Chat) -> None:
+def test_an_empty_list_of_messages_is_rejected(chat: Chat) -> None:
     for messages in ([], [{"role": "system", "content": "be good"}]):
         with pytest.raises(TemplateFails, match="there is no question in it"):
             chat.conversation(messages)
@@ -156,20 +160,20 @@ def chat() -> Chat:
 
 
 @pytest.mark.parametrize("text", ["<answer>42</answer>", "a b\n", "", "ünï ∧∨¬", "  two  spaces , here ."])
-def test_text_survives_the_round_trip(chat: Chat, text: str) -> None:
+def test_text_is_unchanged_after_encoding_and_decoding(chat: Chat, text: str) -> None:
     for ended in (True, False):
         ids = chat.encode(Completion(text, ended), 100)
         assert (ids[-1:] == [0]) is ended and chat.read(ids, ended) == Completion(text, ended)
 
 
-def test_a_letter_has_few_accents(chat: Chat) -> None:
-    """Sorting them takes the square of their number, and a peer may send 65,536."""
+def test_the_number_of_accents_on_a_letter_is_limited(chat: Chat) -> None:
+    """Sorting accents takes quadratic time, and a peer may send 65,536 on one letter."""
     assert chat.has_tokens_for(f"a{chr(0x300) * MAX_MARKS}b{chr(0x316) * MAX_MARKS}")
     assert not chat.has_tokens_for("a" + chr(0x300) * MAX_MARKS + chr(0x316))
-    assert chat.has_tokens_for("ü" * 2 * MAX_MARKS), "a word may have many letters"
+    assert chat.has_tokens_for("ü" * 2 * MAX_MARKS), "a word with many letters was changed"
 
 
-def test_an_answer_that_was_cut_gets_no_end_token(chat: Chat) -> None:
+def test_a_truncated_answer_gets_no_end_token(chat: Chat) -> None:
     whole, cut, nothing = (chat.encode(Completion("abc", ended=True), room) for room in (4, 3, 0))
     assert (whole, len(cut), nothing) == ([*cut, 0], 3, []) and 0 not in cut
 
@@ -177,22 +181,24 @@ def test_an_answer_that_was_cut_gets_no_end_token(chat: Chat) -> None:
 @pytest.mark.parametrize(
     ("after", "ends", "end"),
     [
-        ("<|assistant|>", {2}, 2),  # Gemma's and Phi's templates end a turn otherwise than the tokenizer says
-        ("<|assistant|>", set(), 2),  # Only the template names it
-        ("One more?", set(), 0),  # text, which many tokens make
-        ("", {1, 2}, 1),  # GLM's: the next turn's beginning ends the last
+        ("<|assistant|>", {2}, 2),  # Gemma, Phi: the template's end token is not the tokenizer's
+        ("<|assistant|>", set(), 2),  # only the template has the end token
+        ("One more?", set(), 0),  # text of several tokens
+        ("", {1, 2}, 1),  # as in GLM, where the next turn's beginning ends the last
         ("", {2, 3}, 0),
         ("{{ raise_exception('one question alone') }}", {2}, 0),
     ],
 )
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_received_answer_ends_like_a_local_one(after: str, ends: set[int], end: int, ours: bool) -> None:
+def test_a_received_answer_gets_the_same_end_as_a_local_one(
+    after: str, ends: set[int], end: int, ours: bool
+) -> None:
     turn = "{% if m.role == 'assistant' %}" + after + "{% endif %}{% endfor %}"
     chat = Chat(make_tokenizer(CHAT.replace("{% endfor %}", turn)), "", frozenset(ends), ours=ours)
     assert chat.encode(Completion("one", ended=True), 100)[3:] == [end] and chat.ends == {0, *ends, end}
 
 
-ENDED = (  # ChatML's way: <|system|> ends every turn here
+ENDED = (  # as in ChatML: here <|system|> ends every turn
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|system|>' }}{% endfor %}"
 )
 OPENED = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -227,7 +233,8 @@ OPENED = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
             "ends an answer with text ('\\n##'), not with a token: answers end only when the model writes"
             " <|endoftext|>",
         ),
-        # gpt-oss writes a channel before the answer: an end token of one model does not end all.
+        # gpt-oss writes a channel before the answer, so the end token of another model does not end its
+        # answer.
         (
             ENDED.replace("m['content']", "('<answer>' if m['role'] == 'assistant' else '') + m['content']")
             + OPENED,
@@ -240,7 +247,7 @@ OPENED = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     ],
 )
 @pytest.mark.parametrize("ours", [True, False])
-def test_prompt_and_end_of_an_answer_follow_the_templates_conversations(
+def test_prompt_and_end_token_follow_the_conversations_of_the_template(
     template: str, prompt: str, ends: set[int], note: str, ours: bool
 ) -> None:
     chat = Chat(make_tokenizer(template), "", ours=ours)
@@ -249,14 +256,14 @@ def test_prompt_and_end_of_an_answer_follow_the_templates_conversations(
     assert note in "\n".join(chat.notes) if note else not chat.notes
 
 
-def test_a_template_that_drops_the_system_message_gets_it_within_the_question() -> None:
+def test_a_template_without_a_system_message_gets_it_in_the_question() -> None:
     dropped = "{% for m in messages if m['role'] != 'system' %}" + CHAT.partition("%}")[2]
     chat = Chat(make_tokenizer(dropped), "be good", ours=True)
     assert chat.tokenizer.decode(chat.prompt("1?")) == "<|user|>be good\n\n1?<|assistant|>"
 
 
-def test_ends_come_from_every_file_that_names_one() -> None:
-    """The tokenizer has none, generation_config.json names tokens that cannot end anything."""
+def test_end_tokens_are_read_from_every_file_that_names_one() -> None:
+    """Here the tokenizer names none, and generation_config.json names tokens that cannot be end tokens."""
     named = ends_of(SimpleNamespace(eos_token_id=[True, 2, -1, 2**70, "x", 70]))
     chat = Chat(make_tokenizer(eos=None), "", named, ours=True)
     assert chat.ends == {2, 70} and chat.encode(Completion("", ended=True), 9) == [2]
@@ -266,39 +273,39 @@ def test_ends_come_from_every_file_that_names_one() -> None:
         Chat(make_tokenizer(eos=None), "", ours=True)
 
 
-def test_control_tokens_spelled_out_stay_text(chat: Chat) -> None:
+def test_spelled_out_control_tokens_stay_text(chat: Chat) -> None:
     ids = chat.encode(Completion("x<|endoftext|><|user|>y", ended=False), 100)
     assert not set(ids) & {0, 1, 2, 3} and chat.read(ids, ended=False).text == "x<|endoftext|><|user|>y"
 
 
-def test_answer_tags_are_single_tokens_and_control_tokens_that_were_sampled_are_no_text(chat: Chat) -> None:
+def test_answer_tags_are_single_tokens_and_sampled_control_tokens_give_no_text(chat: Chat) -> None:
     answer = Completion("<answer></answer>", ended=True)
     assert chat.encode(answer, 100) == [4, 5, 0] and chat.read([1, 4, 5, 0], ended=True) == answer
 
 
-# Of Qwen2.5: a default system prompt if there is none
+# From Qwen2.5: a default system prompt if there is none.
 OWN_PROMPT = (
     "{% if messages[0]['role'] != 'system' %}{{ '<|system|>You are Own.<|endoftext|>\n' }}{% endif %}"
     "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|endoftext|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
-# Of Qwen3: an empty thought before a new answer, and none before earlier ones
+# From Qwen3: an empty thought before a new answer, and none before earlier answers.
 NO_THOUGHT = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|endoftext|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}"
     "{% if not enable_thinking %}{{ '<think></think>' }}{% endif %}{% endif %}"
 )
-# Of tiny
+# From tiny.
 NO_SYSTEM = (
     "{% for m in messages %}{% if m['role'] != 'system' %}{{ '<|' + m['role'] + '|>' + m['content'] }}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-BEGINNING = "{{ '<|endoftext|>' }}" + CHAT  # of Llama: the tokenizer's first token, which ollama puts there
+BEGINNING = "{{ '<|endoftext|>' }}" + CHAT  # from Llama: the tokenizer's first token, which ollama adds
 TURNS = [("user", "1+1?"), ("assistant", "2"), ("user", "2+2?"), ("assistant", "4"), ("user", "and so on?")]
 
 
 def executed(template: str, values: Mapping[str, str]) -> str:
-    """Execute the parts of Go's text/template that we use: fields, and if with else and end."""
+    """Execute the used subset of Go's text/template: fields, and if with else and end."""
     out, on = [], [True]
     for text, action in re.findall(r"(.*?)(?:\{\{ (.*?) \}\}|\Z)", template, re.DOTALL):
         if all(on):
@@ -316,20 +323,20 @@ def executed(template: str, values: Mapping[str, str]) -> str:
 
 
 def as_ollama(template: str, messages: Sequence[tuple[str, str]]) -> str:
-    """Render a conversation as ollama's template.Execute does for templates without .Messages."""
+    """Render a conversation like ollama's template.Execute for templates without .Messages."""
     done, turn = "", {".System": "", ".Prompt": "", ".Response": ""}
     for role, text in messages:
         if role == "user" and turn[".Response"]:
             done += executed(template, turn)
             turn = dict.fromkeys(turn, "")
         turn[{"system": ".System", "user": ".Prompt", "assistant": ".Response"}[role]] = text
-    # The field and all behind it is cut off
+    # The field and all text after it are cut off.
     return done + executed(template.partition("{{ .Response }}")[0], turn)
 
 
 @pytest.mark.parametrize("system", ["", "be good"])
 @pytest.mark.parametrize("template", [CHAT, NO_SYSTEM_ROLE, OWN_PROMPT, NO_THOUGHT, NO_SYSTEM, BEGINNING])
-def test_ollama_renders_the_same_as_the_models_own_template(template: str, system: str) -> None:
+def test_ollamas_template_renders_the_same_as_the_models_template(template: str, system: str) -> None:
     tokenizer = make_tokenizer(template)
     tokenizer.bos_token = "<|endoftext|>" if template is BEGINNING else None
     chat = Chat(tokenizer, system, ours=True)
@@ -359,7 +366,7 @@ def test_ollama_renders_the_same_as_the_models_own_template(template: str, syste
     "template, system",
     [(CHAT + "{# x #}{{ '{{' }}", ""), (CHAT, 'say """'), (CHAT.replace("m['content']", "'x'"), "")],
 )
-def test_settings_that_a_modelfile_cannot_express_are_refused(template: str, system: str) -> None:
+def test_settings_that_a_modelfile_cannot_express_are_rejected(template: str, system: str) -> None:
     chat = Chat(make_tokenizer(), system, ours=True)
     chat.tokenizer = make_tokenizer(template)
     with pytest.raises(ConfigError, match="Leave --ollama out"):

@@ -1,6 +1,6 @@
-"""The policy's distance from its start and from the policy that drew its tokens.
+"""The policy's distance from its start and from the policy that sampled the tokens.
 
-Log-probabilities of first use; the rate by update number.
+Log-probabilities of first use and the learning rate by update number are tested, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def batch_of(policy: LanguagePolicy) -> list[Scored]:
 
 
 def remembered(policy: LanguagePolicy, scored: Scored) -> Scored:
-    """Return another node's rollout as replay has it after its first use."""
+    """Return an external rollout in the form that replay keeps after its first use."""
     pool = Pool(1)
     pool.add([scored])
     return pool.remember([scored], policy.logprobs)[0]
@@ -60,7 +60,9 @@ def by_transformers(network: Any, chat: Chat, batch: Sequence[Scored]) -> torch.
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_still_answers_with_the_first_weights(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_start_still_gives_the_first_weights_log_probabilities(
+    kind: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
     settings: dict[str, Any] = {"train": {"learning_rate": RATE}, **KINDS[kind]}
     policy, question = open_policy(folders["qwen2"], **settings), "one and one?"
     assert policy.description.keeps_first
@@ -68,7 +70,7 @@ def test_it_still_answers_with_the_first_weights(kind: str, folders: dict[str, P
     for _ in range(3):
         policy.update(batch_of(policy))
     now = policy.answer(question)
-    assert now != first, "the training changed nothing, so this test shows nothing"
+    assert now != first, "the training changed no answer, so this test shows nothing"
     assert (policy.first_answer(question), policy.answer(question)) == (first, now)
     policy.save(tmp_path)
     resumed = open_policy(folders["qwen2"], seed=1, **settings)
@@ -77,8 +79,8 @@ def test_it_still_answers_with_the_first_weights(kind: str, folders: dict[str, P
     assert not open_policy(folders["qwen2"], train={"kl_every": 0}).description.keeps_first
 
 
-def test_the_model_without_its_adapter_reads_rows_of_two_dimensions(folders: dict[str, Path]) -> None:
-    """It does so with its adapter, too, because MPS computes products of three dimensions wrongly."""
+def test_the_model_computes_two_dimensional_products_without_its_adapter(folders: dict[str, Path]) -> None:
+    """So are products with the adapter, because MPS computes three-dimensional products wrongly."""
     policy, seen = open_policy(folders["qwen2"], **KINDS["adapter"], train={"kl_every": 1}), list[int]()
     for _, layer in lora_layers(policy.network):
         layer.base_layer.register_forward_pre_hook(lambda _, read: seen.append(read[0].dim()))
@@ -88,7 +90,7 @@ def test_the_model_without_its_adapter_reads_rows_of_two_dimensions(folders: dic
 
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
-def test_kl_is_against_the_model_as_it_was_loaded(
+def test_kl_is_measured_against_the_loaded_model(
     kind: str, family: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {
@@ -97,14 +99,14 @@ def test_kl_is_against_the_model_as_it_was_loaded(
     }
     policy = open_policy(folders[family], **settings)
     first = [policy.update(batch_of(policy)) for _ in range(3)]
-    assert first[0].kl == pytest.approx(0.0, abs=1e-6), "nothing is trained yet"
+    assert first[0].kl == pytest.approx(0.0, abs=1e-6), "the KL before training is not 0"
     assert [r.kl for r in first[1:]] == [None, None]
     policy.save(tmp_path)
     resumed = open_policy(folders[family], seed=1, **settings)
     resumed.restore(tmp_path)
     network, chat = network_of(folders[family]), chat_of(folders[family])
     foreign = external("other?", [("yes", True), ("no", True)], (1.0, 0.0))
-    for one in (policy, resumed):  # a restart moves the start nowhere
+    for one in (policy, resumed):  # a restart does not change the start
         batch = batch_of(one)
         before = {name: p.detach().clone() for name, p in one.trained.items()}
         expected = k3(by_transformers(network, chat, batch), flat(one.logprobs(batch))).mean()
@@ -113,11 +115,11 @@ def test_kl_is_against_the_model_as_it_was_loaded(
         assert report.kl is not None and report.kl > 1e-4
         moved = {name: p.detach() - before[name] for name, p in one.trained.items()}
         assert 0 < max(float(m.abs().max()) for m in moved.values()) < 3 * RATE, (
-            "trained from its last weights, not from the start"
+            "the KL was not measured against the start"
         )
     for read in (foreign, remembered(one, foreign)):
         one.learner.updates = 6
-        assert one.update([read]).kl is None, "no mean over text of other nodes is a KL"
+        assert one.update([read]).kl is None, "a KL was computed over other nodes' text"
     one.learner.updates = 6
     batch = batch_of(one)
     expected = k3(by_transformers(network, chat, batch), flat(one.logprobs(batch))).mean()
@@ -125,7 +127,7 @@ def test_kl_is_against_the_model_as_it_was_loaded(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_measuring_changes_nothing(kind: str, folders: dict[str, Path]) -> None:
+def test_measuring_the_distance_does_not_change_the_training(kind: str, folders: dict[str, Path]) -> None:
     ends = []
     for every in (0, 1):
         policy = open_policy(
@@ -137,7 +139,7 @@ def test_measuring_changes_nothing(kind: str, folders: dict[str, Path]) -> None:
     assert all(torch.equal(p, ends[1][name]) for name, p in ends[0].items())
 
 
-NARROW = {"clip_low": 1e-9, "clip_high": 1e-9}  # of any noise in 16 bits half is clipped
+NARROW = {"clip_low": 1e-9, "clip_high": 1e-9}  # so narrow that half of the 16-bit noise is clipped
 
 
 @pytest.mark.parametrize(
@@ -148,10 +150,10 @@ NARROW = {"clip_low": 1e-9, "clip_high": 1e-9}  # of any noise in 16 bits half i
         ({"workers": WorkersConfig(generators=1, apart="on")}, True),
     ],
 )
-def test_text_of_these_very_weights_has_ratio_1(
+def test_text_sampled_by_the_current_weights_has_ratio_1(
     sections: dict[str, Any], clips: bool, folders: dict[str, Path]
 ) -> None:
-    """The gradient equals a batch's without old log-probabilities; the drift still tells the noise."""
+    """The gradient is the same as without old log-probabilities; the drift still shows the noise."""
     config = config_of(
         folders["llama"], dtype="bfloat16", train={"learning_rate": RATE, "importance_cap": 0.0, **NARROW}
     )
@@ -168,16 +170,17 @@ def test_text_of_these_very_weights_has_ratio_1(
     ).update(batch)
     assert (first.loss == plain.loss and first.grad_norm == plain.grad_norm) is not clips
     stale = policy.update(batch)
-    assert stale.clip_fraction > 0.1, "they are no longer the weights that drew it"
+    assert stale.clip_fraction > 0.1, "the weights have changed, but the ratio is still 1"
     fresh = batch_of(policy)
     policy.load_weights(bytes(dict(bare.files())["weights.safetensors"]))
-    assert policy.update(fresh).clip_fraction > 0.1, "as many updates, and other weights"
+    assert policy.update(fresh).clip_fraction > 0.1, (
+        "other weights with the same number of updates counted as the same"
+    )
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_drift_is_from_the_policy_that_drew(temperature: float, folders: dict[str, Path]) -> None:
-    """The log-probabilities recorded at decoding equal the first update's: the ratio is 1, at any
-    temperature."""
+def test_drift_is_measured_from_the_policy_that_sampled(temperature: float, folders: dict[str, Path]) -> None:
+    """Log-probabilities recorded at decoding equal the values in the first update, at any temperature."""
     narrow = {"clip_low": 1e-4, "clip_high": 1e-4}
     policy = open_policy(
         folders["qwen2"], temperature=temperature, train={"learning_rate": RATE, "kl_every": 0, **narrow}
@@ -189,7 +192,7 @@ def test_drift_is_from_the_policy_that_drew(temperature: float, folders: dict[st
     expected = float(k3(flat(policy.logprobs(batch)), flat(s.tokens for s in batch)).mean())
     assert expected > 1e-3
     assert policy.update([*batch, foreign]).drift == pytest.approx(expected, rel=1e-3), (
-        "foreign text has no part in it"
+        "external text counted in the drift"
     )
     assert policy.update([foreign]).drift == 0.0
 
@@ -201,7 +204,9 @@ def test_k3_is_unbiased_and_never_negative() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "lfm2"])
-def test_log_probabilities_of_first_use_are_a_plain_forwards(family: str, folders: dict[str, Path]) -> None:
+def test_log_probabilities_of_first_use_equal_a_plain_forward_pass(
+    family: str, folders: dict[str, Path]
+) -> None:
     policy = open_policy(folders[family], train={"micro_batch_tokens": 30})
     texts = [
         ("", True),
@@ -216,14 +221,16 @@ def test_log_probabilities_of_first_use_are_a_plain_forwards(family: str, folder
     batch = [external("what?", texts, (0.0,) * 5), external("and a longer one?", two, (1.0, 1.0))]
     found = policy.logprobs(batch)
     assert found[0].ids[1] == () and found[0].logprobs[1] == ()
-    assert [len(ids) for ids in found[0].ids] == [1, 0, 2, 12, 12], "cut at the end of sampling"
+    assert [len(ids) for ids in found[0].ids] == [1, 0, 2, 12, 12], (
+        "not truncated at the place at which sampling would end"
+    )
     assert [[len(p) for p in t.logprobs] for t in found] == [[len(ids) for ids in t.ids] for t in found]
     plain = by_transformers(network_of(folders[family]), chat_of(folders[family]), batch)
     torch.testing.assert_close(flat(found), plain, atol=1e-5, rtol=1e-4)
 
 
 def test_remembered_log_probabilities_are_on_policy_at_first_use(folders: dict[str, Path]) -> None:
-    """An update on remembered text is the update on the text itself."""
+    """An update on remembered text equals the update on the same text without memory."""
     text = external("what?", [("yes", True), ("far longer than twelve tokens", True)], (1.0, 0.0))
     one, other = (open_policy(folders["qwen2"], train={"learning_rate": RATE}) for _ in range(2))
     (tokens,) = one.logprobs([text])
@@ -234,8 +241,8 @@ def test_remembered_log_probabilities_are_on_policy_at_first_use(folders: dict[s
     assert one.update([remembered]).drift > 0
 
 
-def test_the_rate_is_the_one_of_the_step(folders: dict[str, Path]) -> None:
-    """Adam's first step moves every weight that has a gradient by the rate."""
+def test_the_learning_rate_depends_on_the_number_of_the_step(folders: dict[str, Path]) -> None:
+    """Adam's first step moves every weight with a gradient by the learning rate."""
     policy = open_policy(folders["qwen2"], train={"learning_rate": RATE})
     before = {name: p.detach().clone() for name, p in policy.trained.items()}
     report = policy.update(batch_of(policy))
@@ -245,13 +252,13 @@ def test_the_rate_is_the_one_of_the_step(folders: dict[str, Path]) -> None:
 
 
 class Elsewhere(torch.nn.Parameter):
-    """A weight that says it is on an accelerator."""
+    """A weight that reports an accelerator as its device."""
 
     device = torch.device("cuda")  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("room", [True, False])
-def test_short_memory_leaves_no_weight_exchanged(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_error_leaves_no_weight_swapped(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {
         "wide": Elsewhere(torch.ones(3, 4)),
         "16 bits": Elsewhere(torch.ones(5, dtype=torch.bfloat16)),

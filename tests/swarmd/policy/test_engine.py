@@ -1,6 +1,4 @@
-"""Engines: each gives exactly the model's distribution, always with the newest weights, and names the error
-if it cannot.
-"""
+"""Each engine samples from the model's distribution with the latest weights, or gives a clear error."""
 
 import dataclasses
 import re
@@ -58,18 +56,18 @@ def sampling(
 
 
 def moved(folder: Path, **changes: Any) -> Any:
-    """Return a policy that is some updates away from its start."""
+    """Return a policy after some updates."""
     policy = open_policy(folder, train={"learning_rate": 0.05}, **changes)
     for _ in range(3):
         policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
     return policy
 
 
-# The promises of the engine on the trainer's own network.
+# The contract of the built-in engine, on the trainer's network.
 
 
 def exact(family: str = "") -> dict[str, float]:
-    """Return the tolerance: a delta rule by the token rounds otherwise than one by the chunk."""
+    """Return the tolerance; a delta rule rounds differently if it is computed by tokens or by chunks."""
     return {"atol": 1e-5 if family != "qwen3_5" else 1e-4, "rtol": 0}
 
 
@@ -85,7 +83,9 @@ def check_logprobs(
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_greedy_tokens_equal_generates(family: str, folders: dict[str, Path]) -> None:
+def test_greedy_tokens_equal_the_tokens_of_transformers_generate(
+    family: str, folders: dict[str, Path]
+) -> None:
     network, plain = network_of(folders[family]), network_of(folders[family])
     answers = OwnEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
     for prompt, samples in zip(PROMPTS, answers, strict=True):
@@ -106,7 +106,7 @@ def test_greedy_tokens_equal_generates(family: str, folders: dict[str, Path]) ->
 def test_logprobs_equal_a_plain_forward_pass(
     family: str, temperature: float, folders: dict[str, Path]
 ) -> None:
-    ends = frozenset(range(40))  # many, so that rows leave the batch at different steps
+    ends = frozenset(range(40))  # many end tokens, so that rows end at different steps
     answers = OwnEngine(network_of(folders[family]), MANY).generate(
         PROMPTS, 5, sampling(temperature, ends=ends), seeded(CPU, 3)
     )
@@ -120,7 +120,7 @@ def test_logprobs_equal_a_plain_forward_pass(
         assert s.ended or len(s.ids) == 20
 
 
-def test_a_full_context_ends_answers_and_little_memory_changes_none(folders: dict[str, Path]) -> None:
+def test_a_full_context_ends_answers_and_little_memory_does_not_change_them(folders: dict[str, Path]) -> None:
     network, longest = network_of(folders["qwen2"]), max(map(len, PROMPTS))
     asked = sampling(0.0, limit=1000, ends=frozenset({-5}), context=longest)
     roomy, small = (
@@ -143,10 +143,10 @@ def test_a_full_context_ends_answers_and_little_memory_changes_none(folders: dic
     [
         ("qwen3", "float32"),
         ("qwen3", "bfloat16"),
-        ("qwen3_5", "float32"),  # recurrent layers
+        ("qwen3_5", "float32"),  # has recurrent layers
     ],
 )
-def test_an_adapter_acts_while_answering_and_no_weight_is_touched(
+def test_an_adapter_is_applied_in_answers_without_changing_any_weight(
     family: str, dtype: str, folders: dict[str, Path]
 ) -> None:
     network = moved(folders[family], lora="on", lora_rank=4, dtype=dtype).network
@@ -167,14 +167,14 @@ def test_many_prompts_are_computed_in_blocks(
     monkeypatch.setattr(prefix_cache, "PREFILL_TOKENS", 20)
     network = moved(folders[family], lora=lora, lora_rank=4).network
     for name, weight in network.named_parameters():
-        if name.endswith("bias"):  # else zeros under an adapter
+        if name.endswith("bias"):  # otherwise zero with an adapter
             weight.data.copy_(torch.linspace(-1, 1, len(weight)))
     answers = OwnEngine(network, MANY).generate(PROMPTS, 3, sampling(), seeded(CPU, 0))
     check_logprobs(network, answers, **exact(family))
 
 
-def test_a_model_too_large_for_float16_numbers_is_refused_at_its_first_answer(tmp_path: Path) -> None:
-    """All its answers would be the same, so that there was never an update to fail."""
+def test_a_model_that_overflows_float16_is_rejected_at_its_first_answer(tmp_path: Path) -> None:
+    """Otherwise all its answers would be equal, and there would never be an update that fails."""
     folder = make_model(tmp_path)
     network = network_of(folder)
     network.model.layers[0].mlp.down_proj.weight.data.fill_(6e4)
@@ -184,7 +184,7 @@ def test_a_model_too_large_for_float16_numbers_is_refused_at_its_first_answer(tm
         open_policy(folder, dtype="float16", lora="on").generate(["1+1?"], 2)
 
 
-def test_randomness_is_the_generators_alone(folders: dict[str, Path]) -> None:
+def test_answers_depend_only_on_the_given_generator(folders: dict[str, Path]) -> None:
     asked = OwnEngine(network_of(folders["llama"]), MANY)
     torch.manual_seed(1)
     expected = torch.rand(3)
@@ -201,13 +201,13 @@ def test_randomness_is_the_generators_alone(folders: dict[str, Path]) -> None:
     assert draw_seed(untouched) == draw_seed(seeded(CPU, 5))
 
 
-# The weights, as an engine elsewhere reads them.
+# The weights in the form that other engines read.
 
 
-def test_an_adapter_is_written_as_peft_reads_it(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_an_adapter_is_written_in_peft_format(folders: dict[str, Path], tmp_path: Path) -> None:
     network = moved(folders["qwen3"], lora="on", lora_rank=4).network
     NetworkWeights(network, 3, 4, str(folders["qwen3"])).write_adapter(tmp_path)
-    # Peft would accept other names; vLLM (lora/utils.py) does not
+    # peft would accept other names, but vLLM (lora/utils.py) does not.
     names = load_file(tmp_path / "adapter_model.safetensors")
     assert all(
         re.fullmatch(r"base_model\.model\.model\.layers\.\d\.\w+\.\w+\.lora_[AB]\.weight", name)
@@ -227,19 +227,17 @@ def test_an_adapter_is_written_as_peft_reads_it(folders: dict[str, Path], tmp_pa
     ("family", "lora"),
     [("qwen2", "off"), ("llama", "off"), ("gemma2", "off"), ("qwen2", "on"), ("llama", "on")],
 )
-def test_a_model_is_written_as_transformers_reads_it(
+def test_a_model_is_written_in_transformers_format(
     family: str, lora: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Tied and untied heads, whole and with an adapter folded in."""
+    """The heads are tied or untied; the model is trained whole or has a merged adapter."""
     network = moved(folders[family], lora=lora, lora_rank=4).network
     NetworkWeights(network, 3, 4 if lora == "on" else None, str(folders[family])).write_model(tmp_path)
     own = OwnEngine(network, MANY).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
     check_logprobs(network_of(tmp_path), own, **exact())
 
 
-def test_no_16_bit_base_swallows_an_adapter_that_is_folded_in(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_an_adapter_is_not_merged_into_a_16_bit_base(folders: dict[str, Path], tmp_path: Path) -> None:
     network = moved(folders["qwen3"], lora="on", lora_rank=4, dtype="bfloat16").network
     NetworkWeights(network, 3, 4, str(folders["qwen3"])).write_model(tmp_path)
     written = load_file(tmp_path / "model.safetensors")
@@ -254,7 +252,7 @@ def test_no_16_bit_base_swallows_an_adapter_that_is_folded_in(
 
 @dataclasses.dataclass
 class Recording:
-    """A foreign engine on the trainer's own network; records its calls."""
+    """A plug-in engine on the trainer's network that records its calls."""
 
     network: Any
     answers: Callable[[list[list[Sample]]], list[list[Sample]]] = lambda answers: answers
@@ -290,7 +288,7 @@ def policy_with(
     return policy, engine
 
 
-def test_an_engine_gets_new_weights_before_it_answers_and_sleeps_through_updates(
+def test_an_engine_gets_new_weights_before_answers_and_sleeps_during_updates(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     policy, engine = policy_with(folders["qwen2"])
@@ -305,7 +303,7 @@ def test_an_engine_gets_new_weights_before_it_answers_and_sleeps_through_updates
     policy.answer("b")
     assert engine.asked == ["sleep", "wake", "sync 2", "generate", "generate"]
     engine.asked.clear()
-    for _ in range(2):  # the second time the version is the same, and yet the weights may differ
+    for _ in range(2):  # the second time, the weights may differ although the version is the same
         policy.restore(tmp_path)
         policy.answer("b")
     assert engine.asked == ["sync 0", "generate", "sync 0", "generate"]
@@ -313,7 +311,7 @@ def test_an_engine_gets_new_weights_before_it_answers_and_sleeps_through_updates
     assert engine.asked[-1] == "close"
 
 
-def test_tokens_name_the_version_of_weights_changed_from_outside(
+def test_tokens_have_the_version_of_weights_that_another_process_changed(
     folders: dict[str, Path],
 ) -> None:
     versions = iter([4, 4, 7])
@@ -357,7 +355,7 @@ def _first(change: Callable[[Sample], Sample]) -> Callable[[list[list[Sample]]],
         (_first(lambda s: Sample((5,) * 13, (-1.0,) * 13, False)), "more than 12 tokens"),
     ],
 )
-def test_answers_of_a_foreign_engine_are_checked(change: Any, said: str, folders: dict[str, Path]) -> None:
+def test_answers_of_a_plug_in_engine_are_checked(change: Any, said: str, folders: dict[str, Path]) -> None:
     policy, _ = policy_with(folders["qwen2"], answers=change)
     with pytest.raises(EngineFailed, match=f"the engine returned {said}.*generate.engine to"):
         policy.generate(["a"], 2)
@@ -393,11 +391,11 @@ def test_answers_are_checked_to_the_end_of_the_context_and_of_the_vocabulary(
             found(200)
 
 
-# The lookup of an engine by its name.
+# Finding an engine by its name.
 
 
 def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules: str) -> None:
-    """Install a distribution with an entry point, as pip leaves it."""
+    """Install a distribution with an entry point, as pip does."""
     info = folder / "other_engine-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-engine\nVersion: 1.2\n")
@@ -445,7 +443,7 @@ def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules
         ),
     ],
 )
-def test_an_object_that_is_no_engine_is_refused_with_the_reason(
+def test_an_object_that_is_not_an_engine_is_rejected_with_the_reason(
     asked: str, name: str, text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin(tmp_path, f"{name}:build", monkeypatch, **{name: text})
@@ -453,7 +451,7 @@ def test_an_object_that_is_no_engine_is_refused_with_the_reason(
         open_plugin(asked, ASKED)
 
 
-def test_a_plugin_is_told_its_missing_parts(
+def test_the_missing_parts_of_a_plug_in_are_named(
     tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = "SimpleNamespace(generate=asked, sync=1, sleep=1, wake=1, close=1)"
@@ -473,7 +471,7 @@ def test_a_plugin_is_told_its_missing_parts(
     sys.modules.pop("telling")
 
 
-def test_importance_weights_are_on_if_another_policy_answered_unless_told_otherwise(
+def test_importance_weights_are_on_if_another_policy_answered_unless_disabled(
     folders: dict[str, Path],
 ) -> None:
     def cap(engine: str, replay: str = "off", **train: Any) -> float:
@@ -485,7 +483,7 @@ def test_importance_weights_are_on_if_another_policy_answered_unless_told_otherw
 
     assert [cap(engine) for engine in ("own", "vllm")] == [0.0, 2.0]
     assert cap("vllm", importance_cap=0.0) == 0.0 and cap("own", importance_cap=1.5) == 1.5
-    # With replay an older policy drew the answers.
+    # With replay, an older policy sampled the answers.
     assert cap("own", replay="on") == cap("vllm", replay="on") == 2.0
     assert cap("vllm", loss="asymre") == cap("own", replay="on", loss="asymre") == 0.0
 
@@ -493,7 +491,7 @@ def test_importance_weights_are_on_if_another_policy_answered_unless_told_otherw
 def short_of_memory(
     times: int, said: str = "DefaultCPUAllocator: not enough memory: you tried to allocate"
 ) -> Callable[[], int]:
-    """Refuse as an allocator does, this many times: the refusal is made up; later calls are not."""
+    """Return a function that raises an allocator's error for its first `times` calls."""
     refusals = iter(range(times))
 
     def between() -> int:
@@ -504,7 +502,7 @@ def short_of_memory(
     return between
 
 
-def test_the_own_engine_holds_less_when_memory_is_short(
+def test_the_built_in_engine_holds_less_if_memory_is_short(
     folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     network = network_of(folders["qwen2"])
@@ -520,10 +518,10 @@ def test_the_own_engine_holds_less_when_memory_is_short(
     assert [r.getMessage() for r in caplog.records] == [said % (4 * largest // 2), said % (4 * largest // 4)]
 
 
-def test_long_questions_with_short_answers_are_parted_before_memory_is_called_too_small(
+def test_long_questions_are_answered_in_parts_before_memory_counts_as_too_small(
     folders: dict[str, Path],
 ) -> None:
-    """A prompt is held once for its answers, so several go into less than one takes with copies."""
+    """A prompt is held once for all its answers, so several prompts need less than one with copies."""
     long = [[*p, *[7] * (60 - len(p))] for p in PROMPTS]
     answers = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(4)).generate(
         long, 8, sampling(0.0, limit=2), seeded(CPU, 0)
@@ -540,18 +538,18 @@ def test_a_prompt_that_does_not_fit_memory_is_reported(folders: dict[str, Path])
         engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
     once = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(1))
     assert once.generate(PROMPTS[:1], 2, sampling(0.0), seeded(CPU, 0)), (
-        "other programs may have left memory since"
+        "a later call did not try again, although memory may be free"
     )
     broken = OwnEngine(network_of(folders["qwen2"]), MANY, between=short_of_memory(1, "no memory of it"))
     with pytest.raises(RuntimeError, match="no memory of it"):
         broken.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
 
 
-# The promises of decoding, for all that is shared, padded and left out on the way.
+# The contract of decoding, whatever is shared, padded or left out.
 
 
 class Always:
-    """Rows whose next token has the same logits, after any text."""
+    """Rows whose next token always has the same logits, whatever the text."""
 
     compact_at = 0.98
 
@@ -569,7 +567,7 @@ class Always:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 3, 64, 200, 4097])
-def test_draws_follow_the_probabilities_over_the_whole_vocabulary(vocabulary: int) -> None:
+def test_samples_follow_the_probabilities_over_the_whole_vocabulary(vocabulary: int) -> None:
     rows, steps = 64, 600
     logits = 3 * torch.randn(vocabulary, generator=seeded(CPU, 1))
     logits[1::5] = float("-inf")
@@ -580,7 +578,7 @@ def test_draws_follow_the_probabilities_over_the_whole_vocabulary(vocabulary: in
     p, seen = logits.softmax(-1), torch.bincount(drawn.flatten(), minlength=vocabulary) / drawn.numel()
     assert not seen[1::5].any()
     noise = (p * (1 - p) / drawn.numel()).sqrt()
-    # No token is drawn more or less often than chance allows
+    # No token is sampled more or less often than chance allows.
     assert float(((seen - p).abs() - 5 * noise).max()) <= 4 / drawn.numel()
     expected = torch.log_softmax(logits, -1)[drawn]
     torch.testing.assert_close(torch.tensor([s.logprobs for s in samples]), expected, atol=2e-6, rtol=0)
@@ -590,14 +588,16 @@ def test_draws_follow_the_probabilities_over_the_whole_vocabulary(vocabulary: in
 def test_prompts_decoded_together_keep_to_the_memory(shared: bool) -> None:
     prompts = [[1] * length for length in (40, 5, 30, 5, 128, 12)]
     found = list(groups(prompts, 2, sampling(limit=10), 200, shared))
-    assert sorted(i for group in found for i in group) == [0, 1, 2, 3, 5], "one fills the context"
+    assert sorted(i for group in found for i in group) == [0, 1, 2, 3, 5], (
+        "a prompt that fills the context needs a separate group"
+    )
     for group in found:
         longest = max(len(prompts[i]) for i in group)
         assert len(group) * (longest + 20 if shared else 2 * (longest + 10)) <= 200
     assert len(found) == 2
 
 
-def test_nothing_is_left_behind_if_answering_fails(folders: dict[str, Path]) -> None:
+def test_failing_answers_leave_no_state_behind(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen3"], lora="on", lora_rank=4)
     network = policy._loaded.network
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}

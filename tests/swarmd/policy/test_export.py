@@ -1,6 +1,6 @@
-"""An export answers as the policy does, for plain transformers and for peft.
+"""An export answers like the policy, in plain transformers and with peft.
 
-Nothing is half written.
+No export is written partially.
 """
 
 import json
@@ -53,12 +53,12 @@ def train(policy: LanguagePolicy, updates: int = 2) -> None:
 
 @pytest.fixture
 def files(folders: dict[str, Path]) -> dict[str, bytes]:
-    """Return the files of a whole model as it began."""
+    """Return the files of a wholly trained model at its start."""
     return files_of(open_policy(folders["llama"]))
 
 
 def greedy(folder: Path, network: Any, tokens: int = 12) -> list[str]:
-    """Return greedy answers as somebody would get them who knows nothing of swarmd."""
+    """Return greedy answers computed with transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     answers = []
     for question in QUESTIONS:
@@ -83,7 +83,9 @@ def greedy(folder: Path, network: Any, tokens: int = 12) -> list[str]:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_whole_model_answers_as_the_policy(folders: dict[str, Path], tmp_path: Path, family: str) -> None:
+def test_an_exported_whole_model_answers_like_the_policy(
+    folders: dict[str, Path], tmp_path: Path, family: str
+) -> None:
     policy = open_policy(folders[family], train=FAST)
     before = [policy.answer(q).text for q in QUESTIONS]
     train(policy)
@@ -94,12 +96,12 @@ def test_whole_model_answers_as_the_policy(folders: dict[str, Path], tmp_path: P
     assert greedy(made.folder, AutoModelForCausalLM.from_pretrained(made.folder)) == here
     assert len({p.stat().st_mode for p in made.folder.iterdir()}) == 1
     assert {p.suffix for p in made.folder.iterdir()} <= {".json", ".jinja", ".safetensors", ".md"}
-    again = open_policy(made.folder)  # and another node can join with it
+    again = open_policy(made.folder)  # another node can join with the export
     assert [again.answer(q).text for q in QUESTIONS] == here
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma2"])
-def test_merged_weights_compute_the_same_as_the_adapter(
+def test_merged_weights_give_the_same_values_as_the_adapter(
     folders: dict[str, Path], tmp_path: Path, family: str
 ) -> None:
     policy = open_policy(folders[family], lora="on", lora_rank=4, train=FAST)
@@ -107,7 +109,7 @@ def test_merged_weights_compute_the_same_as_the_adapter(
     files = files_of(policy)
     merged = AutoModelForCausalLM.from_pretrained(export(files, [], "sapo-9", tmp_path / "merged").folder)
     with warnings.catch_warnings():
-        # No warning of peft's reaches the operator.
+        # The operator must not see warnings of peft.
         warnings.simplefilter("error")
         alone = export(files, [], "sapo-9", tmp_path / "adapter", adapter_only=True).folder
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"} <= {
@@ -132,9 +134,8 @@ def test_merged_weights_compute_the_same_as_the_adapter(
 
 
 @pytest.mark.parametrize("adapter", [False, True])
-def test_the_export_is_readable_by_older_versions_of_transformers(tmp_path: Path, adapter: bool) -> None:
-    """Version 4 takes a default for settings that version 5 writes by other names, and cannot read its
-    tokenizer.
+def test_an_export_can_be_read_by_older_versions_of_transformers(tmp_path: Path, adapter: bool) -> None:
+    """Version 4 ignores settings that version 5 renamed, and it cannot read version 5's tokenizer.
 
     llama.cpp reads tokenizer.model.
     """
@@ -160,7 +161,7 @@ def test_the_export_is_readable_by_older_versions_of_transformers(tmp_path: Path
     assert ropes[0] == ropes[1] == scaling | {"rope_theta": 5e5}
 
 
-def test_the_card_states_the_loss_of_merging_and_the_adapter_loses_nothing(
+def test_the_card_states_the_precision_lost_by_merging_and_an_adapter_loses_none(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     rounded = AutoModelForCausalLM.from_pretrained(folders["llama"], dtype=torch.bfloat16)
@@ -176,7 +177,9 @@ def test_the_card_states_the_loss_of_merging_and_the_adapter_loses_nothing(
         weight, delta = rounded.get_submodule(name).weight.float(), layer.get_delta_weight("default")
         missing += float((merged[f"{name}.weight"].float() - weight - delta).detach().square().sum())
         energy += float(delta.detach().square().sum())
-    assert {weight.dtype for weight in merged.values()} == {torch.bfloat16}, "the run's"
+    assert {weight.dtype for weight in merged.values()} == {torch.bfloat16}, (
+        "the card does not have the run's figures"
+    )
     assert made.origin.lost == pytest.approx(missing / energy, rel=1e-3) and 0.3 < missing / energy <= 1
     said = f"to bfloat16 lost {100 * missing / energy:.1f} % of the adapter's energy"
     assert said in (made.folder / "README.md").read_text()
@@ -188,12 +191,14 @@ def test_the_card_states_the_loss_of_merging_and_the_adapter_loses_nothing(
     )
 
 
-def test_a_wholly_trained_model_has_no_adapter_to_export(files: dict[str, bytes], tmp_path: Path) -> None:
+def test_exporting_the_adapter_of_a_wholly_trained_model_gives_a_message(
+    files: dict[str, bytes], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"no adapter.*Leave --adapter out"):
         export(files, [], "sapo-9", tmp_path / "out", adapter_only=True)
 
 
-def test_folder_that_is_not_empty_is_left_alone(files: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_not_changed(files: dict[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert export(files, [], "sapo-9", tmp_path / "out").folder.is_dir()
     before = sorted((tmp_path / "out").iterdir())
@@ -208,7 +213,7 @@ def test_an_unwritable_folder_is_reported(files: dict[str, bytes], tmp_path: Pat
         export(files, [], "sapo-9", tmp_path / "file" / "out")
 
 
-def test_an_adapter_of_another_base_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_of_another_base_is_rejected(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama")
     files = files_of(open_policy(base, lora="on"))
     make_model(base, "llama", seed=1)
@@ -232,7 +237,7 @@ def test_a_missing_base_or_damaged_weights_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("adapter", [False, True])
-def test_the_snippet_of_the_card_runs(
+def test_the_code_snippet_of_the_card_runs(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adapter: bool
 ) -> None:
     files = files_of(open_policy(folders["qwen2"], lora="on", lora_rank=4))
@@ -254,18 +259,18 @@ def test_the_snippet_of_the_card_runs(
         ("owner/model", "\nbase_model: owner/model\nlibrary_name", "The licence is the base model's."),
     ],
 )
-def test_licence_and_base_come_from_the_hub(base: str, head: str, said: str) -> None:
+def test_the_card_has_licence_and_base_model_from_the_hub(base: str, head: str, said: str) -> None:
     text = card(Origin(base, True, None, 8, False, "bfloat16", "sapo-9", "1"), figures_of([]))
     assert head in text and said in text
 
 
 @pytest.mark.parametrize(("curriculum", "whose"), [("tiny-9-strict", "ReasoningGYM"), ("sums", "own")])
-def test_card_tells_whose_questions_were_asked(curriculum: str, whose: str) -> None:
+def test_the_card_names_the_source_of_the_questions(curriculum: str, whose: str) -> None:
     text = card(Origin("tiny", False, None, None, False, "float32", curriculum, "1"), figures_of([]))
     assert f"GRPO on {whose} questions" in text and ("reasoning-gym" in text) == (whose == "ReasoningGYM")
 
 
-def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_card_describes_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
     files = files_of(open_policy(folders["qwen2"]))
     lines = [line(n, judge=Score(0.5, 90) if n == 3 else None) for n in range(1, 5)]
     out = export(files, lines, "tiny-9", tmp_path / "out").folder
@@ -284,10 +289,10 @@ def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
     assert ModelCard(text).data.library_name == "transformers"
 
 
-def test_the_rounds_of_weeks_are_read_one_by_one(tmp_path: Path) -> None:
+def test_the_rounds_of_weeks_are_read_line_by_line(tmp_path: Path) -> None:
     rounds = [line(number) for number in range(1, 3001)]
     written = [msgspec.json.encode(each).decode() + "\n" for each in rounds]
-    written[1000:1000] = ["\0" * 4096, "\n", written[999], "{}\n"]  # by a power cut
+    written[1000:1000] = ["\0" * 4096, "\n", written[999], "{}\n"]  # as after a power cut
     (tmp_path / "metrics.jsonl").write_text("".join([*written, '{"round":']))
     tracemalloc.start()
     try:
@@ -303,7 +308,7 @@ def test_the_rounds_of_weeks_are_read_one_by_one(tmp_path: Path) -> None:
         figures_of(each_round(tmp_path / "metrics.jsonl", 2999))
 
 
-def test_figures_of_runs_with_gaps() -> None:
+def test_the_card_has_figures_for_runs_with_gaps() -> None:
     nothing = figures_of([])
     assert nothing.rounds == 0
     assert nothing.reward_first is nothing.external_share is nothing.judge_score is None

@@ -1,4 +1,6 @@
-"""A base in 4 bits under an adapter: sampler, learner and export see the same weights, a quarter as large."""
+"""With a 4-bit base and an adapter, sampler, learner and export use the same weights.
+
+These take a quarter of the memory."""
 
 import importlib.util
 from dataclasses import replace
@@ -43,8 +45,8 @@ def packed(policy: LanguagePolicy) -> list[FourBitLinear]:
 
 @BITSANDBYTES
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
-def test_learner_and_sampler_see_the_same_log_probabilities(family: str, tmp_path: Path) -> None:
-    """Up to bfloat16's noise, before and after updates; the base stays as it is."""
+def test_learner_and_sampler_compute_the_same_log_probabilities(family: str, tmp_path: Path) -> None:
+    """The values are equal up to bfloat16's noise, before and after updates; the base does not change."""
     policy = trained(make_model(tmp_path, family), 0)
     base = [layer.weight for layer in packed(policy)]
     assert base
@@ -56,7 +58,7 @@ def test_learner_and_sampler_see_the_same_log_probabilities(family: str, tmp_pat
 
 
 @BITSANDBYTES
-def test_it_takes_the_memory_that_the_plan_counts(tmp_path: Path) -> None:
+def test_a_four_bit_base_uses_the_planned_memory(tmp_path: Path) -> None:
     policy = trained(make_model(tmp_path, hidden_size=512, intermediate_size=2048), 0)
     planned = next(item for item in policy._loaded.plan.items if item.name == "weights in 4 bits")
     held = [
@@ -68,8 +70,8 @@ def test_it_takes_the_memory_that_the_plan_counts(tmp_path: Path) -> None:
 
 
 @BITSANDBYTES
-def test_the_export_has_the_weights_that_were_trained(tmp_path: Path) -> None:
-    """W + s B A of the base in 4 bits, rounded to bfloat16."""
+def test_the_export_has_the_trained_weights(tmp_path: Path) -> None:
+    """The exported weights are W + s B A with the 4-bit base W, rounded to bfloat16."""
     policy = trained(make_model(tmp_path / "model"), 2)
     folder = export(files_of(policy), [], "sapo-9", tmp_path / "out").folder
     found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").state_dict()
@@ -80,15 +82,15 @@ def test_the_export_has_the_weights_that_were_trained(tmp_path: Path) -> None:
 
 
 @BITSANDBYTES
-def test_another_program_cannot_answer_with_it(tmp_path: Path) -> None:
+def test_other_engines_reject_a_four_bit_base(tmp_path: Path) -> None:
     config = config_of(make_model(tmp_path), **NF4)
     foreign = config.model_copy(update={"generate": config.generate.model_copy(update={"engine": "vllm"})})
     with pytest.raises(NoEngine, match=r"vllm. cannot answer with weights in 4 bits .* model\.dtype"):
         LanguagePolicy.open(foreign, 0)
 
 
-def test_layers_are_unpacked_one_at_a_time_in_an_update_too() -> None:
-    """Without checkpointing the backward pass would hold them all as they are computed with."""
+def test_layers_are_dequantised_one_at_a_time_in_updates_too() -> None:
+    """Without checkpointing, the backward pass would hold all layers dequantised."""
     shape, work = NAMED["qwen3-0.6b"], Workload(questions=1, completions=2, new_tokens=8)
     assert not make_plan(shape, "bfloat16", 16, 10**12, work).checkpointing
     for asked in (work, replace(work, micro_batch_tokens=64)):

@@ -1,4 +1,4 @@
-"""GGUF files: a model comes back from one as it was, llama.cpp computes the same, and bad files are told."""
+"""GGUF files: models are read unchanged, llama.cpp computes the same, and bad files give messages."""
 
 import errno
 import gc
@@ -58,7 +58,7 @@ SPLITS = {
 
 
 def tokenizer_of(splits: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of byte pairs that splits text in this way, with merges that show it."""
+    """Return a byte-pair tokenizer that splits text in this way; its merges make the splits visible."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer, backend.decoder = SPLITS[splits], decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -73,7 +73,7 @@ def tokenizer_of(splits: str) -> PreTrainedTokenizerFast:
 
 
 def model_of(folder: Path, family: str = "llama", splits: str = "gpt-2", **changes: Any) -> Path:
-    """Make a model whose widths GGUF's blocks divide."""
+    """Make a model whose widths are multiples of GGUF's block sizes."""
     tokenizer = tokenizer_of(splits)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": len(tokenizer), "head_dim": 16}
     make_model(folder, family, **(sizes if family != "qwen2" else {**sizes, "head_dim": 16}) | changes)
@@ -84,7 +84,7 @@ def model_of(folder: Path, family: str = "llama", splits: str = "gpt-2", **chang
 
 
 def written(path: Path, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """Write a folder's model as a GGUF file."""
+    """Write the model in a folder as a GGUF file."""
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     write_gguf(path, network, AutoTokenizer.from_pretrained(folder), str(folder))
     return path
@@ -98,7 +98,7 @@ def rewritten(
     architecture: str | None = None,
     more: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a GGUF file again: matrices as blocks of this kind, with other settings and tensors."""
+    """Rewrite a GGUF file with matrices in blocks of this kind, and with other settings and tensors."""
     reader = gguf.GGUFReader(path)
     target = path.with_suffix(".new")
     writer = gguf.GGUFWriter(target, architecture or reader.fields["general.architecture"].contents())
@@ -140,7 +140,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convert in this process, which has everything imported."""
+    """Let the conversion run in this process, which has imported everything already."""
     monkeypatch.setattr(gguf_files, "_run", lambda _, *arguments: from_gguf.convert(*map(str, arguments)))
 
 
@@ -177,7 +177,7 @@ ROPES = {
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_a_model_comes_back_from_a_gguf_file(
+def test_a_model_is_read_unchanged_from_a_gguf_file(
     family: str, splits: str, rope: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = model_of(tmp_path / "a", family, splits, rope_parameters=ROPES[rope], **changes)
@@ -207,7 +207,7 @@ def test_a_model_comes_back_from_a_gguf_file(
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_blocks_are_dequantised(kind: str, dtype: str, error: float, tmp_path: Path) -> None:
+def test_quantised_blocks_are_dequantised(kind: str, dtype: str, error: float, tmp_path: Path) -> None:
     folder = model_of(tmp_path / "a")
     number = {"F16": 1, "BF16": 32}.get(kind, 2)
     path = rewritten(written(tmp_path / "a.gguf", folder), kind, {"general.file_type": number})
@@ -232,14 +232,14 @@ def ask(url: str, path: str, **body: Any) -> Any:
 
 
 def in_llama_cpp(path: Path, text: str) -> tuple[list[int], dict[int, float]]:
-    """Return llama.cpp's tokens of a text, and the probabilities of the likeliest next ones."""
+    """Return llama.cpp's tokens of a text, and the probabilities of the likeliest next tokens."""
     xllamacpp = pytest.importorskip("xllamacpp", reason="needs pip install xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.n_ctx, params.n_parallel, params.warmup, params.cpuparams.n_threads = 256, 1, False, 1
     server = xllamacpp.Server(params)
     ids = ask(server.listening_address, "tokenize", content=text, parse_special=True)["tokens"]
-    # A seed, as llama.cpp tells no probabilities if it draws the end token.
+    # The seed is fixed, because llama.cpp reports no probabilities if it samples the end token.
     asked = {"prompt": ids, "n_predict": 1, "n_probs": 100, "temperature": 1.0, "seed": 7}
     said = ask(server.listening_address, "completion", **asked)
     return ids, {
@@ -256,7 +256,7 @@ def in_llama_cpp(path: Path, text: str) -> tuple[list[int], dict[int, float]]:
         ("tiny", "", "", torch.float32),
     ],
 )
-def test_llama_cpp_computes_the_same_as_swarmd(
+def test_llama_cpp_computes_the_same_probabilities_as_swarmd(
     family: str, splits: str, rope: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     folder = TINY["tiny"]
@@ -270,7 +270,7 @@ def test_llama_cpp_computes_the_same_as_swarmd(
     with torch.no_grad():
         expected = network(torch.tensor([ids])).logits[0, -1].softmax(-1)
     assert len(found) == 100
-    # llama.cpp keeps keys and values in float16.
+    # The tolerance is for llama.cpp's keys and values in float16.
     assert max(abs(expected[token].item() - share) for token, share in found.items()) < 5e-3
 
 
@@ -297,7 +297,7 @@ def setting(kind: int, value: bytes) -> bytes:
 
 LLAMA = setting(8, struct.pack("<Q", 5) + b"llama")
 HUGE = struct.pack("<Q", 1) + b"a" + struct.pack("<I2QIQ", 2, 2**30, 2**30, 0, 0)
-# Told before any process is started, or by the process.
+# Messages that come before a process is started, or from the process.
 AT_ONCE: dict[str, tuple[Bad, str]] = {
     "empty": (lambda path: path.write_bytes(b""), "empty or damaged. Download it again"),
     "pointer": (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1"), "git lfs pull"),
@@ -349,7 +349,7 @@ BAD: dict[str, tuple[Bad, str]] = {
 
 
 @pytest.mark.parametrize("kind", AT_ONCE | BAD)
-def test_a_file_that_is_no_model_is_told_in_one_sentence(
+def test_a_file_that_is_not_a_model_gives_a_one_sentence_message(
     kind: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -395,7 +395,7 @@ def test_nodes_that_start_together_convert_once(
         one, other = both.map(converted, [path, path])
     assert one == other and runs == ["config.json", "model.safetensors"]
     assert sorted(each.name for each in cache.iterdir()) == [one.name, f"{one.name}.lock"]
-    # The file is known again by another name for its folder, and is another one once it has changed.
+    # The file is recognised under another name of its folder, but counts as a new file once it has changed.
     (tmp_path / "link").symlink_to(tmp_path)
     assert converted(tmp_path / "link" / "a.gguf") == one and len(runs) == 2
     os.utime(path, (1, 1))
@@ -404,7 +404,7 @@ def test_nodes_that_start_together_convert_once(
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("wanted", ["config.json", "model.safetensors"])
-def test_nothing_half_is_used(
+def test_a_partial_conversion_is_never_used(
     wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     path, run, full = written(tmp_path / "a.gguf", model_of(tmp_path / "a")), gguf_files._run, [wanted]
@@ -423,10 +423,10 @@ def test_nothing_half_is_used(
     assert (converted(path) / wanted).stat().st_size > 10
 
 
-def test_the_small_files_and_the_weights_come_from_a_process(
+def test_small_files_and_weights_are_read_by_a_separate_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blob = tmp_path / "models" / f"sha256-{64 * 'a'}"  # ollama names its files like this
+    blob = tmp_path / "models" / f"sha256-{64 * 'a'}"  # a name in the style of ollama's files
     blob.parent.mkdir()
     (blob.parent / "config.json").write_text(
         '{"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}'
@@ -440,7 +440,7 @@ def test_the_small_files_and_the_weights_come_from_a_process(
     assert told[0].words.startswith("converting sha256-")
     assert (told[-1].done, told[-1].seconds_left) == (blob.stat().st_size, 0)
     assert policy.description.model == str(blob)
-    monkeypatch.setattr(gguf_files, "_run", None)  # it is not run again
+    monkeypatch.setattr(gguf_files, "_run", None)  # the process must not run again
     assert open_policy(blob).generate(["1 + 1?"], 1)[0].completions
     monkeypatch.undo()
     cut(blob)
@@ -451,7 +451,9 @@ def test_the_small_files_and_the_weights_come_from_a_process(
         open_policy(blob)
 
 
-def test_a_folder_with_one_gguf_file_stands_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_one_gguf_file_is_accepted_for_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("model.GGUF", "mmproj-model.gguf", "README.md"):
         (tmp_path / name).write_bytes(b"GGUF")
     assert gguf_files.file_of(tmp_path) == tmp_path / "model.GGUF"

@@ -1,6 +1,4 @@
-"""Finding a model by repository id, against a test hub on loopback that speaks as much of the protocol as a
-download takes.
-"""
+"""Finding a model by repository id, with a test hub on loopback that supports downloads."""
 
 import contextlib
 import hashlib
@@ -50,16 +48,16 @@ pytestmark = pytest.mark.net
 
 
 class Hub(Handler):
-    """Repositories are folders <root>/<owner>/<name>, each with the one commit COMMIT on main."""
+    """A test hub. Repositories are folders <root>/<owner>/<name> with a single commit COMMIT on main."""
 
     address: str
     root: Path
     fetched: list[str]
     ranges: list[str]
-    cut: list[int]  # for each an answer that has a byte less than was said
-    broken: list[int]  # for each an answer with weights in which a byte is another
+    cut: list[int]  # an entry for each response that has a byte less than announced
+    broken: list[int]  # an entry for each response with one changed byte in the weights
     holds = ".safetensors"
-    held: list[int]  # bytes after which the sending of a larger file it `holds` stops, once, until `go_on`
+    held: list[int]  # per entry, one transfer of a larger file stops after so many bytes, until `go_on`
     go_on: threading.Event
 
     def get(self) -> None:
@@ -105,8 +103,7 @@ class Hub(Handler):
             self.cut.pop()
             size, body = size - 1, body[:-1]
         status, etag = 206 if wanted else 200, f'"{oid(path)}"'
-        # The hub stores most tokenizers like this: also elsewhere, for hf_xet, which cannot fetch it from
-        # there.
+        # Like most tokenizers on the hub, this file is also offered to hf_xet, which cannot fetch it here.
         more = {"X_Xet_Hash": 64 * "a", "X_Xet_Refresh_Route": "/no/where"}
         self.answer(
             status=status, X_Repo_Commit=COMMIT, ETag=etag, Content_Length=size,
@@ -117,7 +114,7 @@ class Hub(Handler):
             if path.suffix == ".safetensors" and self.broken:
                 self.broken.pop()
                 body = body[:-1] + bytes([body[-1] ^ 1])
-            with contextlib.suppress(OSError):  # the process that downloaded it was killed
+            with contextlib.suppress(OSError):  # the downloading process was killed
                 if path.name.endswith(self.holds) and self.held and len(body) > self.held[-1]:
                     first = self.held.pop()
                     self.wfile.write(body[:first])
@@ -128,7 +125,7 @@ class Hub(Handler):
 
 
 def oid(path: Path) -> str:
-    """Return git's object id, by which the hub names small files."""
+    """Return git's object id of a file, with which the hub identifies small files."""
     content = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
@@ -177,7 +174,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[type[Hub]]:
 
 
 def shard(folder: Path) -> Path:
-    """Put the weights into two files, the second a large one, and write their index."""
+    """Split the weights into two files, of which the second is large, and write their index."""
     large = torch.from_numpy(numpy.frombuffer(random.Random(0).randbytes(LARGE), numpy.uint8).copy())
     save_file({"large": large}, folder / "model-2.safetensors")
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
@@ -205,7 +202,7 @@ def surroundings(hub: type[Hub] | None, home: Path) -> dict[str, str]:
 def find(
     hub: type[Hub] | None, home: Path, name: str, revision: str = "", **environment: str
 ) -> dict[str, object]:
-    """Find a model in a separate process: huggingface_hub reads its settings at import."""
+    """Find a model in a separate process, because huggingface_hub reads its settings at import."""
     done = subprocess.run(
         [sys.executable, "-c", FIND, name, revision],
         capture_output=True,
@@ -217,7 +214,7 @@ def find(
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_repository_is_fetched_once_and_its_commit_is_known(hub: type[Hub], tmp_path: Path) -> None:
+def test_a_repository_is_downloaded_once_and_its_commit_is_known(hub: type[Hub], tmp_path: Path) -> None:
     hub.fetched.clear()
     first = find(hub, tmp_path, "owner/small")
     files = [
@@ -232,9 +229,11 @@ def test_repository_is_fetched_once_and_its_commit_is_known(hub: type[Hub], tmp_
     (note,) = first.pop("notes")  # type: ignore[misc]
     assert note.startswith("owner/small also holds an adapter, which is left out")
     assert first == {"source": "owner/small", "revision": COMMIT, "files": files}
-    assert set(hub.fetched) == set(files), "neither pickles, adapters' weights, code nor other precisions"
+    assert set(hub.fetched) == set(files), (
+        "pickles, adapter weights, code or other precisions were downloaded"
+    )
     assert len(hub.fetched) == len(set(hub.fetched))
-    # Cached files need no hub, by either way of not having one.
+    # Cached files need no hub, whether it is switched off or unreachable.
     for environment in ({"HF_HUB_OFFLINE": "1"}, {}):
         again = find(None, tmp_path, "owner/small", **environment)
         assert again.pop("notes") == [note] and again == first
@@ -256,7 +255,7 @@ def test_a_pinned_revision_is_downloaded(hub: type[Hub], tmp_path: Path) -> None
         ("owner/hostile", "names 'evil.bin', which is no safetensors file"),
     ],
 )
-def test_unusable_repositories_are_refused(name: str, message: str, hub: type[Hub], tmp_path: Path) -> None:
+def test_unusable_repositories_are_rejected(name: str, message: str, hub: type[Hub], tmp_path: Path) -> None:
     answer = find(hub, tmp_path, name)
     assert message in str(answer["error"]) and answer["exit"] == 3
 
@@ -291,7 +290,7 @@ def test_an_unreachable_hub_is_reported(environment: dict[str, str], tmp_path: P
         ({"HF_HOME": "", "HF_HUB_CACHE": "~nobody-here/x"}, "no home folder for the hub's cache", 3),
     ],
 )
-def test_a_variable_that_cannot_be_used_is_named(
+def test_an_invalid_environment_variable_gives_a_message_with_its_name(
     environment: dict[str, str], said: str, code: int, hub: type[Hub], tmp_path: Path
 ) -> None:
     answer = find(hub, tmp_path, "owner/small", **environment)
@@ -307,7 +306,7 @@ def test_a_variable_that_cannot_be_used_is_named(
         {"ALL_PROXY": "foo://x:1", "HF_TOKEN": "ünicode", "SSL_CERT_FILE": "/nowhere"},
     ],
 )
-def test_a_variable_of_the_hub_concerns_only_models_of_the_hub(
+def test_an_invalid_variable_of_the_hub_does_not_affect_local_models(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     answer = find(None, tmp_path, "tiny", **environment)
@@ -317,7 +316,7 @@ def test_a_variable_of_the_hub_concerns_only_models_of_the_hub(
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_token_that_the_hub_refuses_is_no_fault_of_the_connection(
+def test_a_rejected_token_is_not_reported_as_a_connection_error(
     status: int, hub: type[Hub], tmp_path: Path
 ) -> None:
     answer = find(hub, tmp_path, f"refusing/{status}", HF_TOKEN="hf_wrong")
@@ -327,7 +326,7 @@ def test_a_token_that_the_hub_refuses_is_no_fault_of_the_connection(
     assert "Log in" in str(answer["error"]) and answer["exit"] == 3
 
 
-def test_a_hub_that_says_nothing_is_not_waited_for(hub: type[Hub], tmp_path: Path) -> None:
+def test_a_silent_hub_is_given_up_soon(hub: type[Hub], tmp_path: Path) -> None:
     find(hub, tmp_path, "owner/small")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silence = {
@@ -343,7 +342,7 @@ def parts(home: Path) -> list[Path]:
 
 
 def there(home: Path) -> int:
-    """Bytes of them; one may be renamed while we look."""
+    """Return the bytes of downloaded files; a file may be renamed in the meantime."""
     found = 0
     for path in parts(home):
         with contextlib.suppress(FileNotFoundError):
@@ -351,7 +350,7 @@ def there(home: Path) -> int:
     return found
 
 
-def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(hub: type[Hub], tmp_path: Path) -> None:
+def test_a_download_shows_its_progress_and_resumes_after_kill_9(hub: type[Hub], tmp_path: Path) -> None:
     hub.held.append(LARGE - 100_000)
     command = [sys.executable, "-c", FIND, "owner/large", ""]
     with killed_after(
@@ -372,7 +371,7 @@ def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(hub: type[Hub],
     assert not parts(tmp_path)
 
 
-def test_a_tokenizer_that_was_cut_off_leaves_nothing_behind(
+def test_an_interrupted_download_of_a_tokenizer_leaves_no_files(
     hub: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "holds", "tokenizer.json")
@@ -421,8 +420,8 @@ def test_a_signal_ends_a_wait_for_the_hub(command: str, by: signal.Signals, tmp_
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_node_that_downloads(hub: type[Hub], tmp_path: Path) -> None:
-    """The node ends although the hub sends nothing more."""
+def test_ctrl_c_ends_a_downloading_node(hub: type[Hub], tmp_path: Path) -> None:
+    """The node ends although the hub has stopped sending."""
     hub.go_on.clear()
     hub.held.append(10)
     command = [
@@ -457,11 +456,11 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: type[Hub], tmp_path: Path) -> No
         (988_000_000, 0.0, "988 of 988 MB"),
     ],
 )
-def test_progress_in_words(done: int, rate: float, said: str) -> None:
+def test_progress_is_described_in_words(done: int, rate: float, said: str) -> None:
     assert Download("a/b", done, 988_000_000, rate).words == f"downloading a/b: {said}"
 
 
-def test_progress_is_reported_now_and_then_and_at_the_end() -> None:
+def test_progress_is_reported_at_intervals_and_at_the_end() -> None:
     now, told = [0.0], []
     progress = Progress("a/b", 100_000_000, told.append, lambda: now[0])
     progress.found(50_000_000)
@@ -472,7 +471,7 @@ def test_progress_is_reported_now_and_then_and_at_the_end() -> None:
     assert told[1].words == "downloading a/b: 55 of 100 MB, 45 s left" and told[-1].seconds_left == 0
 
 
-def test_downloads_of_another_digest_are_refused_and_not_kept(hub: type[Hub], tmp_path: Path) -> None:
+def test_downloads_with_a_wrong_digest_are_rejected_and_removed(hub: type[Hub], tmp_path: Path) -> None:
     hub.broken.append(1)
     answer = find(hub, tmp_path, "owner/small")
     assert (
@@ -482,14 +481,14 @@ def test_downloads_of_another_digest_are_refused_and_not_kept(hub: type[Hub], tm
     assert "model.safetensors" in find(hub, tmp_path, "owner/small")["files"]  # type: ignore[operator]
 
 
-def test_an_answer_that_is_cut_short_is_no_fault_of_the_disk(hub: type[Hub], tmp_path: Path) -> None:
+def test_a_truncated_response_is_not_reported_as_a_disk_error(hub: type[Hub], tmp_path: Path) -> None:
     hub.cut.append(1)
     error = str(find(hub, tmp_path, "owner/small")["error"])
     assert error.startswith("cannot fetch owner/small at") and "HF_HOME" not in error
     assert "files" in find(hub, tmp_path, "owner/small")
 
 
-def test_a_disk_that_is_too_small_is_told_before(hub: type[Hub], tmp_path: Path) -> None:
+def test_a_too_small_disk_is_reported_before_the_download(hub: type[Hub], tmp_path: Path) -> None:
     hub.fetched.clear()
     answer = find(hub, tmp_path, "owner/huge")
     assert (

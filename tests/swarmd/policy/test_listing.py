@@ -1,4 +1,4 @@
-"""`swarmd models`: the listed models, and whether the arithmetic agrees with the measurements."""
+"""`swarmd models`: the listed models, and the agreement of its estimates with measurements."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from tests.swarmd.conftest import Run
 from tests.swarmd.policy.conftest import QWEN_05B, external, open_policy
 
 GB = 10**9
-SPEED = DeviceSpeed(60e9, 8e9)  # of the machine of docs/performance.md, one core
+SPEED = DeviceSpeed(60e9, 8e9)  # of one core of the machine in docs/performance.md
 
 
 def listed(free: int) -> dict[str, object]:
@@ -31,7 +31,7 @@ def listed(free: int) -> dict[str, object]:
     return {model.fit.source: model for model in models}
 
 
-def test_models_are_listed_smallest_first_as_the_plan_says() -> None:
+def test_models_are_listed_smallest_first_with_the_plans_figures() -> None:
     models = listed(6 * GB)
     assert list(models) == list(NAMED)[::-1]
     sizes = [model.fit.shape.parameters for model in models.values()]  # type: ignore[attr-defined]
@@ -41,7 +41,7 @@ def test_models_are_listed_smallest_first_as_the_plan_says() -> None:
     assert not any(model.fit.plan.fits for model in listed(10**6).values())  # type: ignore[attr-defined]
 
 
-def test_the_disk_has_room_for_a_checkpoint(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_the_listed_disk_space_includes_a_checkpoint(folders: dict[str, Path], tmp_path: Path) -> None:
     for dtype, each in (("float32", 12), ("bfloat16", 14)):
         settings = {"model": {"device": "cpu", "dtype": dtype, "lora": "off"}}
         _, models = list_models(NodeConfig.model_validate(settings), lambda _: 64 * GB, lambda *_: SPEED)
@@ -115,12 +115,12 @@ NAMED_CONFIGS = {
     | DEEP
     | {"hidden_size": 2560, "intermediate_size": 9216, "linear_num_value_heads": 32},
 }
-# The largest that a card of so many GiB holds, if other programs take a tenth of it.
+# The largest model for a GPU with so many GiB, if other programs use a tenth of it.
 CARDS = {8: "qwen3.5-2b", 12: "qwen3-4b", 16: "qwen3.5-4b", 24: "qwen3-8b"}
 
 
 @pytest.mark.parametrize("size", CARDS)
-def test_the_largest_model_for_a_card(size: int) -> None:
+def test_the_largest_model_for_a_gpu_is_found(size: int) -> None:
     work = replace(work_of(NodeConfig(model=ModelConfig(name="a/b"))), start_copy=False)
     fitting = (
         name
@@ -138,13 +138,13 @@ def test_the_listed_shapes_match_the_models() -> None:
     assert {name: shape_of(skeleton_of(config, name), name) for name, config in configs.items()} == NAMED
 
 
-def test_only_the_weights_that_are_missing_are_downloaded() -> None:
+def test_only_missing_weights_count_as_a_download() -> None:
     models = listed(6 * GB)
     assert models["tiny"].download == 0 and models["qwen2.5-0.5b"].download in (0, 2 * 494_032_768)  # type: ignore[attr-defined]
 
 
 def test_the_estimate_is_near_the_measured_memory_of_half_a_billion_weights() -> None:
-    """docs/performance.md: 97 CPU seconds answering and 234 updating, with questions of about 60 tokens."""
+    """docs/performance.md: 97 CPU seconds for answers, 234 for an update, questions of 60 tokens."""
     shape = shape_of(skeleton_of(AutoConfig.for_model(**QWEN_05B), "0.5b"))
     work = Workload(questions=8, completions=8, new_tokens=64, prompt_tokens=60, mean_prompt_tokens=60)
     plan = make_plan(shape, "float32", 16, 16 * GB, work)
@@ -158,7 +158,7 @@ def test_the_speed_of_this_machine_is_measured() -> None:
     assert speed.flops > 1e6 and speed.bandwidth > 1e6
 
 
-def test_memory_that_a_device_allocates_at_its_first_use_is_not_measured(
+def test_memory_that_a_device_allocates_at_first_use_is_not_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, runs = [0.0], list[float]()
@@ -172,7 +172,7 @@ def test_memory_that_a_device_allocates_at_its_first_use_is_not_measured(
     assert doctor._seconds(work) == pytest.approx(0.01) and len(runs) > 5
 
 
-def test_the_models_command_lists_them(run: Run) -> None:
+def test_the_command_models_lists_the_models(run: Run) -> None:
     said = run("models", "--device", "cpu", "--json")
     document = json.loads(said.out)
     assert (said.code, document["schema"], document["device"]) == (0, 1, "cpu")

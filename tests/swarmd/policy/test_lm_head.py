@@ -1,4 +1,4 @@
-"""The head gives float32 logits if the device has such products, and a right gradient on MPS."""
+"""The head gives float32 logits if the device can compute them, and a correct gradient on MPS."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tests.swarmd.policy.test_on_device import CUDA, QUESTIONS
 
 @pytest.fixture(params=["as CUDA does", CUDA])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return a device that gives products of 16-bit matrices in float32: a CPU that is taught to, or CUDA."""
+    """Return a device with float32 products of 16-bit matrices: a patched CPU, or CUDA."""
     if request.param == "cuda":
         return "cuda"
     plain = torch.mm
@@ -31,7 +31,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_logits_keep_their_digits_and_gradients_equal_the_layers(device: str, bias: bool) -> None:
+def test_logits_keep_float32_precision_and_gradients_equal_the_layers(device: str, bias: bool) -> None:
     torch.manual_seed(0)
     plain: Any = nn.Module()
     plain.head = nn.Linear(64, 96, bias=bias, dtype=torch.bfloat16, device=device)
@@ -59,7 +59,7 @@ def test_logits_keep_their_digits_and_gradients_equal_the_layers(device: str, bi
 
 
 class ShortSums(TorchDispatchMode):
-    """Refuse products of more than 32 terms, as MPS should refuse more than 32,766."""
+    """Rejects sums of more than 32 terms, as MPS should reject sums of more than 32,766."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func is not torch.ops.aten.mm.default or args[0].shape[1] <= 32
@@ -67,7 +67,7 @@ class ShortSums(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gradient_is_added_up_in_parts_if_a_device_cannot_add_more(
+def test_a_gradient_is_summed_in_parts_if_a_device_limits_sums(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lm_head, "MOST_TERMS", {"cpu": 32})
@@ -81,15 +81,15 @@ def test_a_gradient_is_added_up_in_parts_if_a_device_cannot_add_more(
     with ShortSums():
         seen = states.clone().requires_grad_()
         plain.head(seen).backward(by_logits)
-    off = 1e-5 if dtype == torch.float32 else 0.02  # each part is rounded, too
+    off = 1e-5 if dtype == torch.float32 else 0.02  # because each part is rounded
     torch.testing.assert_close(seen.grad, expected.grad, atol=off, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
-def test_a_policy_answers_and_learns_by_float32_logits(
+def test_a_policy_answers_and_learns_with_float32_logits(
     device: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Packed or in padded batches, and with a model's operations behind its head."""
+    """The rows are packed or in padded batches; the model may have operations after its head."""
     given, forward = list[torch.dtype](), OwnHead.forward
     monkeypatch.setattr(OwnHead, "forward", lambda self, x: (given.append(x.dtype), forward(self, x))[1])
     make_model(tmp_path, family)

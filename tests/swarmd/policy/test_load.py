@@ -1,6 +1,6 @@
-"""Every way a model can fail to load has a message with cause and remedy, at the point that the user meets.
+"""Every failure to load a model gives the user a message with the cause and a remedy.
 
-Companion files that cannot work are told too, and nothing is lost.
+Tokenizer files that cannot work are reported as well, and no text is lost.
 """
 
 import contextlib
@@ -89,13 +89,13 @@ def test_the_description_names_the_loaded_model(folders: dict[str, Path]) -> Non
     )
 
 
-def test_small_models_are_trained_whole_and_in_float32(folders: dict[str, Path]) -> None:
+def test_all_weights_of_a_small_model_are_trained_in_float32(folders: dict[str, Path]) -> None:
     loaded = load(folders["qwen2"], dtype="auto", device="auto")
     assert (loaded.plan.lora_rank, loaded.dtype, loaded.network.training) == (None, torch.float32, False)
     assert all(p.requires_grad for p in loaded.network.parameters())
 
 
-def test_checkpoint_precision_is_not_taken_over(tmp_path: Path) -> None:
+def test_the_dtype_in_the_models_configuration_is_ignored(tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
     edit_json(tmp_path / "config.json", dtype="bfloat16")
     assert next(load(tmp_path).network.parameters()).dtype == torch.float32
@@ -116,7 +116,7 @@ NO_FOLDER = r"there is no folder.*Use one of tiny, tiny-latent, smollm2-135m"
         ("a/b--c", "is no model's name"),
     ],
 )
-def test_a_name_of_no_model_is_refused(name: str, said: str) -> None:
+def test_an_invalid_model_name_is_rejected(name: str, said: str) -> None:
     with pytest.raises(NoModel, match=said):
         load(name)
 
@@ -169,7 +169,7 @@ WRONG_KIND: list[dict[str, Any]] = [
         (remove("tokenizer.json", "tokenizer_config.json"), "tokenizer"),
     ],
 )
-def test_damaged_model_folders_are_refused(
+def test_damaged_model_folders_are_rejected(
     spoil: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
     spoil(make_model(tmp_path))
@@ -177,14 +177,16 @@ def test_damaged_model_folders_are_refused(
         load(tmp_path)
 
 
-def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_network_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(NoModel, match=r"has number 1\d\d for '.+', and its network has only 100"):
         load(make_model(tmp_path, "llama", vocab_size=100))
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_a_token_beyond_the_embedding_becomes_ordinary_text(special: bool, tmp_path: Path) -> None:
-    """Gemma 3 1B has 262,145 tokens for 262,144 rows. Neither question nor answer may contain the last."""
+def test_an_added_token_without_an_embedding_row_is_encoded_as_ordinary_text(
+    special: bool, tmp_path: Path
+) -> None:
+    """Gemma 3 1B has 262,145 tokens but only 262,144 embedding rows, so no text may use the last token."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(make_model(tmp_path, "llama"))
     tokenizer.add_tokens(["<image>"], special_tokens=special)
     tokenizer.save_pretrained(tmp_path)
@@ -197,7 +199,7 @@ def test_a_token_beyond_the_embedding_becomes_ordinary_text(special: bool, tmp_p
         assert max(ids) < rows and text in loaded.tokenizer.decode(ids)
 
 
-def test_a_folder_without_a_tokenizer_names_it(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_gives_an_error_that_says_so(tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(NoModel, match="holds no tokenizer"):
@@ -215,7 +217,7 @@ OWN_TOKENIZER = {"tokenizer_class": "Tok", "auto_map": {"AutoTokenizer": ["code.
     ("file", "changes"), [("config.json", OWN_CODE), ("tokenizer_config.json", OWN_TOKENIZER)]
 )
 def test_code_in_the_repository_is_never_run(file: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    """A model with its own code is refused; a tokenizer with its own code may do without it."""
+    """A model with its own code is rejected; a tokenizer with its own code may load without that code."""
     mark = make_model(tmp_path, "llama") / "ran"
     (tmp_path / "code.py").write_text(
         f"open({str(mark)!r}, 'w')\nclass Config: ...\nclass Model: ...\nclass Tok: ...\n"
@@ -235,14 +237,14 @@ def test_pickled_weights_next_to_safetensors_are_never_opened(tmp_path: Path) ->
         load(tmp_path)
 
 
-def test_memory_is_checked_before_weights_are_looked_at(tmp_path: Path) -> None:
+def test_memory_is_checked_before_the_weights_are_read(tmp_path: Path) -> None:
     make_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(NoModel, match=r"not enough memory.*at least \d+\.\d MB.*0\.0 MB free"):
         load(tmp_path, free=1000)
 
 
-def test_the_loaded_model_is_the_planned_one(folders: dict[str, Path]) -> None:
+def test_the_loaded_model_matches_its_memory_plan(folders: dict[str, Path]) -> None:
     whole = load(folders["llama"])
     assert load(folders["llama"], free=(whole.plan.least + WORKSPACE_BYTES) * 10 // 9 + 2).plan.fits
     with pytest.raises(NoModel, match="not enough memory"):
@@ -252,11 +254,11 @@ def test_the_loaded_model_is_the_planned_one(folders: dict[str, Path]) -> None:
     assert adapted.plan.trained == sum(p.numel() for p in adapted.network.parameters() if p.requires_grad)
 
 
-def test_adapter_starts_at_nothing_and_by_its_seed(folders: dict[str, Path]) -> None:
+def test_a_new_adapter_changes_no_output_and_depends_on_its_seed(folders: dict[str, Path]) -> None:
     ids = torch.tensor([[5, 6, 7]])
     base = load(folders["qwen3"])
     state = torch.random.get_rng_state()
-    # Otherwise a timed probe chooses
+    # dtype is fixed because a timed measurement would choose it otherwise.
     config = ModelConfig(name=str(folders["qwen3"]), device="cpu", dtype="float32", lora="on")
     one, same, other = (load_model(config, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -266,8 +268,10 @@ def test_adapter_starts_at_nothing_and_by_its_seed(folders: dict[str, Path]) -> 
     assert one.fingerprint == base.fingerprint
 
 
-def test_fingerprint_tells_weights_apart_and_not_precisions(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Weights of today's models are bfloat16. float16 has no such small ones."""
+def test_the_fingerprint_depends_on_the_weights_and_not_on_the_dtype(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Most models have bfloat16 weights, and float16 cannot represent the smallest of these."""
     network = network_of(folders["qwen2"]).to(torch.bfloat16)
     network.model.norm.weight.data.mul_(3.3e-6)
     shutil.copytree(folders["qwen2"], tmp_path / "model")
@@ -280,7 +284,7 @@ def test_fingerprint_tells_weights_apart_and_not_precisions(folders: dict[str, P
     assert load(make_model(tmp_path / "other", "qwen2", seed=1)).fingerprint not in found.values()
 
 
-def test_an_absent_device_is_refused() -> None:
+def test_an_absent_device_is_rejected() -> None:
     for device, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
         refused = pytest.raises(NoModel, match=rf"'{device}' was asked for.*--device auto")
         with contextlib.nullcontext() if there else refused:
@@ -289,15 +293,17 @@ def test_an_absent_device_is_refused() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA computes here")
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
-def test_a_gpu_that_torch_has_no_kernels_for_is_refused(wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch counts such a GPU all the same, as a GTX 1080 Ti with CUDA 13."""
+def test_a_gpu_that_torch_has_no_kernels_for_is_rejected(
+    wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch reports such a GPU as available nevertheless, for example a GTX 1080 Ti with CUDA 13."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(NoModel, match=r"cannot compute on it: Torch not .*UV_TORCH_BACKEND=cu126.*--device"):
         choose_device(wanted)
 
 
-def test_a_gpu_next_to_one_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch queries all GPUs first (pytorch/pytorch#107300)."""
+def test_a_gpu_is_rejected_if_another_gpu_of_the_machine_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch queries all GPUs before it uses one of them (pytorch/pytorch#107300)."""
 
     def ones(*_: object, **__: object) -> None:
         raise torch.cuda.DeferredCudaCallError("device < num_gpus\n\nCUDA call was originally invoked at:")
@@ -310,7 +316,7 @@ def test_a_gpu_next_to_one_that_fails_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA computes here")
-def test_a_gpu_left_idle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_tells_that_a_gpu_is_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver may be too old for torch's CUDA, or torch may be the build for CPUs."""
     monkeypatch.setattr("swarmd.policy.models.device.driver_there", lambda: True)
     (note,) = unused_gpu("auto", CPU)
@@ -330,7 +336,7 @@ def test_a_gpu_left_idle_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ("7.2", {"HIP_VISIBLE_DEVICES": "4,5"}, {"HIP_VISIBLE_DEVICES": "5"}),
     ],
 )
-def test_a_child_sees_only_the_device_of_its_place(
+def test_each_child_process_sees_only_its_own_gpu(
     hip: str | None, visible: dict[str, str], child: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
@@ -344,7 +350,7 @@ def test_a_child_sees_only_the_device_of_its_place(
 
 
 @pytest.mark.parametrize(("available", "free"), [(3 * 10**9, 3 * 10**9), (14 * 10**9, 9 * 10**9)])
-def test_memory_of_other_programs_is_not_free_on_mps(
+def test_memory_that_other_programs_use_is_not_free_on_mps(
     available: int, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 11 * 10**9)
@@ -356,10 +362,10 @@ def test_memory_of_other_programs_is_not_free_on_mps(
 @pytest.mark.parametrize(
     ("integrated", "hip", "free"), [(0, None, 3 * 10**9), (1, None, 7 * 10**9), (1, "7.2", 3 * 10**9)]
 )
-def test_the_page_cache_is_free_if_a_gpu_shares_the_memory(
+def test_the_page_cache_counts_as_free_if_a_gpu_shares_the_main_memory(
     integrated: int, hip: str | None, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DGX Spark and Jetson behave like this. An integrated AMD GPU has reserved memory instead."""
+    """DGX Spark and Jetson share main memory. An integrated AMD GPU has reserved memory instead."""
     about = SimpleNamespace(total_memory=16 * 10**9, is_integrated=integrated)
     monkeypatch.setattr(torch.version, "hip", hip)
     for name, value in {
@@ -370,10 +376,12 @@ def test_the_page_cache_is_free_if_a_gpu_shares_the_memory(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=14 * 10**9))
     assert free_memory(torch.device("cuda", 0), processes=2) == free
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 14 * 10**9)
-    assert free_memory(torch.device("cuda", 0), processes=2) == 2 * 10**9, "memory that torch may still take"
+    assert free_memory(torch.device("cuda", 0), processes=2) == 2 * 10**9, (
+        "torch's reserved memory is not subtracted"
+    )
 
 
-def test_a_containers_limits_bound_memory_and_threads(
+def test_a_containers_limits_apply_to_memory_and_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """psutil reports the machine's memory, but the kernel kills a container that exceeds its own limit."""
@@ -403,17 +411,17 @@ def test_a_containers_limits_bound_memory_and_threads(
         assert threads_for(NodeConfig(), 10**9) == threads
 
 
-def test_on_mps_memory_is_refused_before_the_machine_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocation_on_mps_fails_before_the_machine_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
     monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", shares.append)
     limit_memory(NodeConfig(), torch.device("mps"))
     assert shares == [1.0]
 
 
-def test_a_worker_with_a_separate_gpu_has_all_that_the_limit_allows(
+def test_a_worker_with_its_own_gpu_gets_all_the_memory_that_the_limit_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker sees only its own GPU, so it cannot count the workers that share it."""
+    """A worker sees only its own GPU, so it cannot count the other workers that use this GPU."""
     shares: list[float] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -449,19 +457,19 @@ WHOLE, ADAPTER, NEITHER = {"trained_whole": True}, {"adapter": True}, {}
         ("nf4", "cpu", ADAPTER, False, torch.bfloat16),
     ],
 )
-def test_the_dtype_is_as_configured_or_the_quicker_one(
+def test_the_dtype_is_the_configured_one_or_with_auto_the_faster_one(
     asked: str, device: str, way: dict[str, bool], quick: bool, dtype: torch.dtype
 ) -> None:
     way = {"trained_whole": False} | way
     assert choose_dtype(asked, torch.device(device), **way, probe=lambda _: quick) == dtype
 
 
-def test_whether_this_machine_is_quick_at_bfloat16_is_measured() -> None:
+def test_the_speed_of_bfloat16_on_this_machine_is_measured() -> None:
     assert quick_at_bf16(CPU) in (True, False)
 
 
-def test_other_programs_do_not_change_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product of bfloat16 whose thread had to wait for a core, and one of float32 that computed."""
+def test_other_programs_do_not_change_the_measured_speed_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bfloat16 product waits for a core and the float32 product computes; only CPU time may count."""
 
     class Product:
         def __init__(self, *_: int, dtype: torch.dtype) -> None:
@@ -478,7 +486,7 @@ def test_other_programs_do_not_change_the_measurement(monkeypatch: pytest.Monkey
     assert quick_at_bf16(CPU)
 
 
-def test_float16_without_an_adapter_is_refused() -> None:
+def test_float16_without_an_adapter_is_rejected() -> None:
     with pytest.raises(
         NoModel, match=r"'float16' works only if an adapter is trained\. Set model\.lora to 'on'"
     ):
@@ -497,7 +505,7 @@ def test_float16_without_an_adapter_is_refused() -> None:
         ({"model": {"threads": 3}, "limits": {"cpu": "4 %"}}, 500_000_000, 3),
     ],
 )
-def test_a_large_model_takes_the_cores_that_limits_leave_it(
+def test_a_large_model_uses_the_cores_that_the_limits_allow(
     changes: dict[str, Any], parameters: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 16 if logical else 8)
@@ -505,8 +513,8 @@ def test_a_large_model_takes_the_cores_that_limits_leave_it(
     assert threads_for(NodeConfig.model_validate(changes), parameters) == threads
 
 
-# Errors as torch raises them or users quote them (pytorch/pytorch, ComfyUI, QwenLM/Qwen3 on GitHub), and
-# texts that only look similar.
+# Error messages that torch raises or that users quote (pytorch/pytorch, ComfyUI, QwenLM/Qwen3 on GitHub), and
+# similar messages with another cause.
 SAID = {
     "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call": (
         True
@@ -535,11 +543,11 @@ SAID = {
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_every_wording_of_out_of_memory_is_known(said: str) -> None:
+def test_every_known_out_of_memory_message_is_recognized(said: str) -> None:
     assert is_out_of_memory(RuntimeError(said)) is SAID[said]
 
 
-def test_out_of_memory_as_this_machine_says_it() -> None:
+def test_out_of_memory_errors_of_this_machine_are_recognized() -> None:
     for allocate in (lambda: torch.empty(2**60, dtype=torch.uint8), lambda: bytearray(2**60)):
         with pytest.raises((RuntimeError, MemoryError)) as caught:
             allocate()
@@ -549,7 +557,7 @@ def test_out_of_memory_as_this_machine_says_it() -> None:
 
 
 def rewrite_tokenizer(folder: Path, backend: Tokenizer, **settings: str) -> None:
-    """The tokenizer that `save_pretrained` would write, in place of the model's own."""
+    """Replace the model's tokenizer by the one that `save_pretrained` writes for this backend."""
     for old in ("tokenizer.json", "tokenizer_config.json"):
         (folder / old).unlink()
     PreTrainedTokenizerFast(
@@ -558,7 +566,7 @@ def rewrite_tokenizer(folder: Path, backend: Tokenizer, **settings: str) -> None
 
 
 def without_digits(folder: Path) -> None:
-    """Make a vocabulary of single letters and signs; a digit becomes the unknown token."""
+    """Make a vocabulary of single letters and signs, in which a digit becomes the unknown token."""
     signs = sorted({c for text in PROBES for c in text if not c.isdigit()})
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, "<unk>", *signs])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -575,7 +583,7 @@ def in_lower_case(folder: Path) -> None:
 
 
 def answer_tags_are_control_tokens(folder: Path) -> None:
-    """The tokenizer would drop such tags from our own text."""
+    """Make a tokenizer that drops the answer tag from ordinary text."""
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.normalizer = normalizers.Replace("<answer>", "")
     rewrite_tokenizer(folder, backend)
@@ -594,7 +602,7 @@ LOSES = r"cannot represent ordinary questions and answers: .*{}.*Choose another 
         ({}, answer_tags_are_control_tokens, LOSES.format("comes back as")),
     ],
 )
-def test_incomplete_tokenizers_and_those_that_lose_text_are_refused(
+def test_tokenizers_that_are_incomplete_or_lose_text_are_rejected(
     made: dict[str, Any], spoil: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
     spoil(make_model(tmp_path, "llama", **made))
@@ -607,7 +615,7 @@ def test_incomplete_tokenizers_and_those_that_lose_text_are_refused(
 
 
 def test_the_doctor_names_the_end_tokens_and_the_template(tmp_path: Path) -> None:
-    """The template alone names the end of a turn, and does not open an answer."""
+    """Only the template has the token that ends a turn, and the template does not open an answer."""
     turns = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|system|>' }}{% endfor %}"
     found = examine(config_of(make_model(tmp_path, "llama", chat_template=turns)))
     told = document(found, 1.0)
@@ -619,8 +627,9 @@ def test_the_doctor_names_the_end_tokens_and_the_template(tmp_path: Path) -> Non
 
 
 def digits_in_pairs(folder: Path) -> None:
-    """A file that joins digits, and a configuration for which transformers has another tokenizer that
-    separates them.
+    """Make a tokenizer file that joins two digits.
+
+    For this model type, transformers would build another tokenizer, which separates digits.
     """
     document = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = document["model"]["vocab"]
@@ -629,7 +638,7 @@ def digits_in_pairs(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(document))
 
 
-def test_a_tokenizer_file_is_followed_even_if_transformers_would_not(
+def test_the_tokenizer_file_is_used_even_if_transformers_would_ignore_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_model(tmp_path, "qwen2", vocab_size=300)
@@ -637,7 +646,7 @@ def test_a_tokenizer_file_is_followed_even_if_transformers_would_not(
     text = "<answer>12</answer>"
     file = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     assert AutoTokenizer.from_pretrained(tmp_path)(text, add_special_tokens=False)["input_ids"] != file, (
-        "else there is nothing to fix"
+        "transformers already follows the file, so this test shows nothing"
     )
     policy = open_policy(tmp_path)
     assert (
@@ -653,14 +662,14 @@ def test_a_tokenizer_file_is_followed_even_if_transformers_would_not(
     assert written.encode(text, add_special_tokens=False).ids == file
 
 
-def test_our_own_models_tokenizers_match_their_files(caplog: pytest.LogCaptureFixture) -> None:
+def test_tokenizers_of_the_included_models_match_their_files(caplog: pytest.LogCaptureFixture) -> None:
     network = SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(num_embeddings=10**6))
     for name in WEIGHTS:
         load_tokenizer(locate(name, None), network)  # type: ignore[arg-type]
     assert "the file is used" not in caplog.text
 
 
-def test_a_system_prompt_that_fills_the_context_is_refused(tmp_path: Path) -> None:
+def test_a_system_prompt_that_fills_the_context_is_rejected(tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
     with pytest.raises(
         NoModel,
@@ -669,10 +678,10 @@ def test_a_system_prompt_that_fills_the_context_is_refused(tmp_path: Path) -> No
         open_policy(tmp_path, system_prompt="x" * 130)
 
 
-def test_answers_longer_than_the_context_and_questions_that_fill_it(
+def test_too_long_answers_and_questions_do_not_stop_a_round(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Unfit rollouts are reported, cut or left out; the rest of the round is trained on."""
+    """Answers are truncated and questions left out, both with a message; the rest is trained on."""
     policy = open_policy(make_model(tmp_path, "llama"), new_tokens=500)
     assert (
         "answers of" in caplog.text
@@ -695,7 +704,7 @@ def test_answers_longer_than_the_context_and_questions_that_fill_it(
     )
 
 
-def test_a_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_an_adapter_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(
         json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct"})
     )
@@ -740,7 +749,7 @@ def test_join_and_doctor_report_a_bad_model_with_exit_code_3(
         assert "cannot represent ordinary questions and answers" in said and "Traceback" not in said
 
 
-def test_answering_and_training_tell_how_much_is_done(folders: dict[str, Path]) -> None:
+def test_answering_and_training_report_their_progress(folders: dict[str, Path]) -> None:
     told = list[tuple[int, int, float]]()
     with contextlib.closing(open_policy(folders["llama"], new_tokens=6)) as policy:
         policy.watch(lambda *done: told.append(done))

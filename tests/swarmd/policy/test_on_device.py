@@ -1,6 +1,6 @@
-"""The laws of every device.
+"""The policy behaves the same on every device.
 
-Learner and sampler agree, little memory makes smaller batches, the plan is not exceeded.
+Learner and sampler agree, batches become smaller if memory is short, and the memory plan is not exceeded.
 """
 
 import os
@@ -42,7 +42,10 @@ from tests.swarmd.policy.pretend_gpu import MixesDevices, pretending
 
 
 def mps_computes() -> bool:
-    """Return whether MPS can be used: GitHub's virtual Macs have one that refuses every allocation."""
+    """Return whether MPS can be used.
+
+    GitHub's virtual Macs have an MPS device that rejects every allocation.
+    """
     try:
         return torch.backends.mps.is_available() and bool(torch.ones(1, device="mps").item())
     except RuntimeError:
@@ -52,12 +55,13 @@ def mps_computes() -> bool:
 NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_CUDA])
 MPS = pytest.param("mps", marks=pytest.mark.skipif(not mps_computes(), reason="needs MPS"))
-# Refuses the operations that a GPU refuses (pretend_gpu.py), in a separate process: torch counts a process's
-# devices once.
+# This device rejects the operations that a GPU rejects (pretend_gpu.py). It needs a separate process, because
+# torch counts the devices of a process only once.
 PRETENDED = pytest.param(
     "pretend",
     marks=pytest.mark.skipif(
-        "PRETEND_GPU" not in os.environ, reason="started by test_all_of_this_holds_if_no_two_devices_mix"
+        "PRETEND_GPU" not in os.environ,
+        reason="started by test_the_device_tests_pass_if_mixing_devices_is_an_error",
     ),
 )
 DEVICES = ["cpu", CUDA, MPS, PRETENDED]
@@ -65,7 +69,7 @@ DEVICES = ["cpu", CUDA, MPS, PRETENDED]
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return a device's name in settings. The pretended one takes the place of "mps"."""
+    """Return the device's name in the settings. The pretended device takes the place of "mps"."""
     if request.param != "pretend":
         yield request.param
         return
@@ -78,10 +82,10 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.mark.slow
-def test_all_of_this_holds_if_no_two_devices_mix() -> None:
-    """Operations take many times as long there: of bfloat16 one family runs, and no run a second time.
+def test_the_device_tests_pass_if_mixing_devices_is_an_error() -> None:
+    """The pretended device is slow, so bfloat16 runs with one family only, and no run is repeated.
 
-    The tiny models' training is tried in the same process, which has to import torch once.
+    The test of the tiny models' training runs in the same process, so that torch is imported only once.
     """
     wanted = "pretend and not same_run and not (bfloat16 and not qwen2) or training_never_asks"
     files = [__file__, str(ROOT / "tests" / "test_tiny_models.py")]
@@ -92,7 +96,7 @@ def test_all_of_this_holds_if_no_two_devices_mix() -> None:
 
 
 @PRETENDED.marks[0]
-def test_the_pretended_device_refuses_the_same_as_a_gpu() -> None:
+def test_the_pretended_device_rejects_operations_that_a_gpu_rejects() -> None:
     with pretending() as there:
         ours, theirs = torch.arange(3.0), torch.arange(3.0, device=there)
         assert (theirs + theirs[torch.tensor([2, 0, 1])] * torch.tensor(2.0)).tolist() == [4.0, 1.0, 4.0]
@@ -107,12 +111,12 @@ QUESTIONS = ["1+1?", "a question that is a good deal longer than the other one",
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
 @pytest.mark.parametrize(("dtype", "mean", "most"), [("float32", 1e-5, 1e-3), ("bfloat16", 0.05, 0.5)])
-def test_learner_and_sampler_see_the_same_log_probabilities(
+def test_learner_and_sampler_compute_the_same_log_probabilities(
     device: str, family: str, dtype: str, mean: float, most: float, tmp_path: Path
 ) -> None:
-    """This holds after an update too. In bfloat16 the two sum, and so round, in another order.
+    """The values also agree after an update. In bfloat16, the two add, and so round, in different orders.
 
-    On the pretended device one round goes through all operations.
+    On the pretended device one round is enough, because it executes all operations.
     """
     make_model(tmp_path, family)
     policy = LanguagePolicy.open(
@@ -128,8 +132,8 @@ def test_learner_and_sampler_see_the_same_log_probabilities(
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
-def test_the_common_part_of_all_keys_costs_no_digits(device: str, tmp_path: Path) -> None:
-    """The keys of Qwen2.5 have biases of hundreds, which a score in bfloat16 would be rounded by."""
+def test_a_large_bias_of_all_keys_costs_no_precision(device: str, tmp_path: Path) -> None:
+    """Qwen2.5's keys have biases in the hundreds, which would round away digits of bfloat16 scores."""
     make_model(tmp_path, initializer_range=0.1)
     policy = LanguagePolicy.open(config_of(tmp_path, device=device, dtype="bfloat16"), 0)
     for name, weight in policy.trained.items():
@@ -155,7 +159,7 @@ def opened(folder: Path, device: str, family: str = "qwen2") -> LanguagePolicy:
 @pytest.mark.parametrize("device", DEVICES[1:], indirect=True)
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5", "lfm2"])
 def test_a_device_computes_the_same_as_the_cpu(device: str, family: str, tmp_path: Path) -> None:
-    """Before an update and after it, in float32."""
+    """The values are compared in float32, before and after an update."""
     here, there = (opened(tmp_path, d, family) for d in ("cpu", device))
     batch, found = one_round(here)
     untrained = opened(tmp_path, "cpu", family)
@@ -168,8 +172,8 @@ def test_a_device_computes_the_same_as_the_cpu(device: str, family: str, tmp_pat
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
-def test_the_same_seed_on_the_same_device_is_the_same_run(device: str, tmp_path: Path) -> None:
-    """On CUDA up to rounding: attention sums its gradients in the order in which its blocks end."""
+def test_the_same_seed_on_the_same_device_gives_the_same_run(device: str, tmp_path: Path) -> None:
+    """On CUDA, runs may differ by rounding: attention adds gradients in the order in which its blocks end."""
     runs, exact = [opened(tmp_path, device) for _ in range(2)], device != "cuda"
     for _ in range(3 if exact else 1):
         (first, report), (second, again) = map(one_round, runs)
@@ -186,8 +190,8 @@ def test_the_same_seed_on_the_same_device_is_the_same_run(device: str, tmp_path:
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
-def test_an_adapter_on_float16_learns_by_a_scaled_loss(device: str, tmp_path: Path) -> None:
-    """Its gradient equals float32's if 16 bits would show 0; a scale that is too large gives way."""
+def test_an_adapter_on_a_float16_base_is_trained_with_a_scaled_loss(device: str, tmp_path: Path) -> None:
+    """The gradient equals float32's even if float16 alone would give 0. Too large a scale is reduced."""
     make_model(tmp_path)
     way: dict[str, Any] = {"device": device, "lora": "on", "lora_rank": 4, "train": {"max_grad_norm": 1e9}}
     exact, half = (
@@ -207,18 +211,20 @@ def test_an_adapter_on_float16_learns_by_a_scaled_loss(device: str, tmp_path: Pa
     assert len(scales) > 5 and half.version == 2
     half.learner._scale, half.learner.updates = 1.0, STEPS_TO_DOUBLE - 1
     assert half.learner.step(rows).grad_norm < 0.5 * wanted
-    assert half.learner._scale == 2.0, "it grows again, however far it gave way"
+    assert half.learner._scale == 2.0, "the scale grows again, however small it has become"
     half.learner._scale, half.learner.updates = 2.0, STEPS_TO_DOUBLE - 1
     half.learner.step(rows)
     next(iter(half.trained.values())).data.fill_(float("nan"))
     assert half.learner.step(rows) == UpdateReport(skipped=1)
-    assert (half.learner._scale, half.learner.skipped) == (4.0, 1), "not for a loss that is no number"
+    assert (half.learner._scale, half.learner.skipped) == (4.0, 1), (
+        "the scale is not reduced if the loss is NaN"
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
 @pytest.mark.parametrize("rows", [64, 1024])
-def test_a_young_adapter_is_not_rounded_away(device: str, rows: int) -> None:
-    """Of a change that is a hundredth of the last digit nothing is lost on average, nor of its gradient."""
+def test_a_small_change_by_a_new_adapter_is_not_lost_to_rounding(device: str, rows: int) -> None:
+    """A change of a hundredth of the last digit is kept on average, and so is its gradient."""
     place = fit.choose_device(device)
 
     def drawn(*shape: int, scale: float = 0.03) -> torch.Tensor:
@@ -236,7 +242,7 @@ def test_a_young_adapter_is_not_rounded_away(device: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES[1:], indirect=True)
-def test_a_checkpoint_goes_on_on_another_device_and_comes_back(device: str, tmp_path: Path) -> None:
+def test_a_checkpoint_moves_to_another_device_and_back(device: str, tmp_path: Path) -> None:
     model, place = tmp_path / "model", "there"
     policies = [opened(model, d) for d in (device, "cpu", device)]
     batch, _ = one_round(policies[0])
@@ -249,14 +255,12 @@ def test_a_checkpoint_goes_on_on_another_device_and_comes_back(device: str, tmp_
         torch.testing.assert_close(
             flat(after.logprobs(batch)), flat(before.logprobs(batch)), atol=1e-4, rtol=0
         )
-        one_round(after)  # with Adam's moments, which came along
+        one_round(after)  # with Adam's moments from the checkpoint
         place = "back"
 
 
 @pytest.mark.parametrize("device", DEVICES, indirect=True)
-def test_a_generator_answers_with_the_trainers_weights_between_two_tokens(
-    device: str, tmp_path: Path
-) -> None:
+def test_a_generator_takes_over_the_trainers_weights_between_two_tokens(device: str, tmp_path: Path) -> None:
     trainer, writer = opened(tmp_path / "model", device), WeightWriter(tmp_path)
     other = make_model(tmp_path / "other", seed=1)
     config = config_of(other, device=device)
@@ -281,8 +285,8 @@ def test_a_generator_answers_with_the_trainers_weights_between_two_tokens(
 @NO_CUDA
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5"])
-def test_the_driver_waits_once_a_token(family: str, tmp_path: Path) -> None:
-    """CUDA's own debugging counts waits that test_architectures.py cannot see on a CPU."""
+def test_the_cpu_waits_for_the_gpu_once_per_token(family: str, tmp_path: Path) -> None:
+    """CUDA's debug mode counts waits that test_architectures.py cannot see on a CPU."""
     policy, counts = opened(tmp_path, "cuda", family), list[int]()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -305,7 +309,9 @@ def test_the_driver_waits_once_a_token(family: str, tmp_path: Path) -> None:
 @NO_CUDA
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3_5"])
-def test_an_update_waits_for_its_figures_and_its_norm(family: str, tmp_path: Path) -> None:
+def test_an_update_waits_for_the_gpu_only_for_its_metrics_and_its_gradient_norm(
+    family: str, tmp_path: Path
+) -> None:
     policy = opened(tmp_path, "cuda", family)
     batch, _ = one_round(policy)
     with warnings.catch_warnings(record=True) as found:
@@ -320,10 +326,10 @@ def test_an_update_waits_for_its_figures_and_its_norm(family: str, tmp_path: Pat
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("family", ["qwen2", "mistral", "gemma2", "qwen3_5"])
-def test_steps_of_fixed_shapes_give_the_same_as_growing_ones(
+def test_decoding_with_fixed_shapes_gives_the_same_as_with_growing_shapes(
     device: str, family: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Over two sizes of the read cache, and over rows and whole questions that leave; recorded, on CUDA."""
+    """The read cache takes two sizes; rows and whole questions end early. On CUDA, steps are recorded."""
     network, place = opened(tmp_path, device, family).network, choose_device(device)
     prompts = [list(range(5, 9 + 12 * i)) for i in range(4)]
     room = [80, 80, 9, 80, 80, 80, 4, 4, 4, 70, 2, 80]
@@ -339,10 +345,10 @@ def test_steps_of_fixed_shapes_give_the_same_as_growing_ones(
         assert growing.logprobs == pytest.approx(same.logprobs, abs=1e-4 if device == "cpu" else 1e-3)
 
 
-def test_a_recording_that_fails_frees_its_memory(
+def test_a_failed_cuda_graph_recording_frees_its_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """torch itself would take the device's memory for a recorded one's from then on."""
+    """Otherwise torch would count all later allocations as part of the recording and free no memory."""
     done: list[Any] = []
 
     class Failing:
@@ -380,15 +386,15 @@ def test_a_recording_that_fails_frees_its_memory(
     assert said.endswith("more slowly: CUDA error: operation not permitted when stream is capturing")
 
 
-def test_nothing_is_recorded_on_amds_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch calls them "cuda"; a recording that fails there takes the process with it."""
+def test_no_step_is_recorded_on_amd_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch calls AMD GPUs "cuda" too; on them, a recording that fails ends the process."""
     for hip, recorded in ((None, ["cuda"]), ("7.2", [])):
         monkeypatch.setattr(torch.version, "hip", hip)
         assert [name for name in ("cuda", "mps", "cpu") if records(torch.device(name))] == recorded
 
 
 def large(device: str) -> Any:
-    """Return a network whose activations are most of the memory of an update."""
+    """Return a network whose activations take most of the memory of an update."""
     config = Qwen2Config(
         vocab_size=1024,
         hidden_size=256,
@@ -403,7 +409,7 @@ def large(device: str) -> Any:
 
 @pytest.fixture
 def whole_device() -> Iterator[torch.device]:
-    """A CUDA device whose memory torch may take all of again afterwards."""
+    """Return a CUDA device; after the test, torch may use all of its memory again."""
     device = torch.device("cuda", 0)
     release_cached(device)
     yield device
@@ -413,10 +419,10 @@ def whole_device() -> Iterator[torch.device]:
 
 @NO_CUDA
 @pytest.mark.gpu
-def test_a_full_device_is_answered_by_smaller_batches(
+def test_batches_become_smaller_if_the_device_is_full(
     whole_device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The allocator itself refuses, at six tenths of the memory that the batch would take at once."""
+    """The real allocator fails: it is limited to six tenths of the memory that the whole batch needs."""
     rows = [
         Row(tuple(range(q, q + 64)), tuple(range(i, i + 192)), 1.0, None, 1e-3)
         for q in range(4)
@@ -444,12 +450,12 @@ def test_a_full_device_is_answered_by_smaller_batches(
 @pytest.mark.gpu
 @pytest.mark.parametrize("lora", ["on", "off"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_round_takes_no_more_than_its_plan(
+def test_a_round_takes_no_more_memory_than_planned(
     lora: str, dtype: str, whole_device: torch.device, tmp_path: Path
 ) -> None:
-    """It does not take so much less that models would be refused that fit.
+    """The round takes at least a fifth of the plan; otherwise, models that fit would be rejected.
 
-    The plan leaves room for libraries, which torch does not count.
+    The plan leaves room for libraries, whose memory torch does not count.
     """
     make_model(
         tmp_path,
@@ -466,7 +472,7 @@ def test_a_round_takes_no_more_than_its_plan(
         config_of(tmp_path, device="cuda", dtype=dtype, lora=lora, new_tokens=128), 0
     )
     batch = answered(policy, [f"{i} " * 100 for i in range(4)], (1.0, 0.0) * 4)
-    for _ in range(2):  # Adam's moments are there from the first on
+    for _ in range(2):  # the first update creates Adam's moments
         policy.update(batch)
     taken = torch.cuda.max_memory_allocated(whole_device) - before
     assert 0.2 * policy._loaded.plan.peak < taken < policy._loaded.plan.peak

@@ -1,4 +1,4 @@
-"""Adam on weights of 16 bits: no step is lost; and a checkpoint keeps its whole state."""
+"""Adam loses no step on 16-bit weights, and a checkpoint keeps the optimizer's whole state."""
 
 import importlib.util
 from collections.abc import Iterable, Mapping
@@ -15,11 +15,14 @@ from swarmd.policy.training.optimizer import Optimizer
 from tests.swarmd.policy.conftest import BITSANDBYTES, config_of, open_policy
 
 KINDS = ["adamw", pytest.param("adamw8bit", marks=BITSANDBYTES)]
-RATE = 1e-6  # the rate for all weights of a larger model
+RATE = 1e-6  # the learning rate if all weights of a larger model are trained
 
 
 def weights_of(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> dict[str, nn.Parameter]:
-    """Return weights, the first of over 4,096 numbers so that 8-bit moments really have 8 bits."""
+    """Return weights.
+
+    The first has more than 4,096 numbers; bitsandbytes stores moments in 8 bits only above that size.
+    """
     generator = torch.Generator().manual_seed(seed)
     shapes = {"wide": (128, 96), "short": (48,), "square": (16, 16)}
     return {
@@ -29,7 +32,7 @@ def weights_of(dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> dict[str, 
 
 
 def give_gradients(weights: Mapping[str, nn.Parameter], step: int) -> None:
-    """Give gradients of mostly one sign, as in training with a steady direction."""
+    """Set gradients that mostly have one sign, as in training with a steady direction."""
     generator = torch.Generator().manual_seed(1000 + step)
     for weight in weights.values():
         weight.grad = (1 + 0.5 * torch.randn(weight.shape, generator=generator)).to(weight.dtype)
@@ -52,7 +55,7 @@ def trained(
 
 
 def distance(weights: Mapping[str, Tensor]) -> float:
-    """Return the mean distance from the start, in the direction that every gradient points."""
+    """Return the mean distance from the initial weights, in the direction of the descent."""
     start = weights_of()
     return float(
         torch.cat([(start[name].detach().float() - w).flatten() for name, w in weights.items()]).mean()
@@ -61,7 +64,8 @@ def distance(weights: Mapping[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_steps_are_not_lost_in_16_bits(kind: str) -> None:
-    # The copy shows its progress to a step of the weight itself
+    # Rounding to bfloat16 hides at most one step of the weight itself, so the mean distance is close to
+    # float32's.
     steps, start, rate = 1000, weights_of(), 1e-5
     moved = distance(trained(steps, rate=rate, kind=kind))
     exact = {name: w.detach().float() for name, w in start.items()}
@@ -92,11 +96,11 @@ def test_the_master_copy_follows_float32_training() -> None:
         assert torch.equal(copies.get(name, weights["plain"].detach()), weight.detach())
         assert torch.equal(weights[name].detach(), weight.detach().to(weights[name].dtype))
     assert all(weight.grad is None for weight in weights.values())
-    assert torch.equal(idle, weights_of()["short"]), "it had no gradient"
+    assert torch.equal(idle, weights_of()["short"]), "a weight without a gradient has changed"
 
 
 def test_there_is_no_float32_copy_before_the_first_step() -> None:
-    """A process that never trains has none."""
+    """A process that never trains never makes this copy."""
     weights = weights_of()
     adam = Optimizer(weights)
     assert adam.tensors() == {}
@@ -106,7 +110,7 @@ def test_there_is_no_float32_copy_before_the_first_step() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_the_saved_state_is_complete(kind: str, dtype: torch.dtype) -> None:
+def test_a_restored_optimizer_continues_exactly(kind: str, dtype: torch.dtype) -> None:
     weights = weights_of(dtype)
     adam = Optimizer(weights, kind)
     stepped(adam, weights, range(3), 1e-3)
@@ -121,12 +125,12 @@ def test_the_saved_state_is_complete(kind: str, dtype: torch.dtype) -> None:
         assert torch.equal(weight.detach(), again_weights[name].detach())
     for name, tensor in adam.tensors().items():
         assert torch.equal(tensor, again.tensors()[name]), name
-    again.load(there, {})  # of before the first step
+    again.load(there, {})  # the state before the first step
     assert {name.partition("/")[0] for name in again.tensors()} <= {"master"}
 
 
-def test_a_master_copy_goes_over_into_float32_and_back() -> None:
-    """Moments too; nothing is lost."""
+def test_a_master_copy_becomes_float32_weights_and_back() -> None:
+    """The moments are kept as well, and nothing is lost."""
     weights = weights_of()
     adam = Optimizer(weights)
     stepped(adam, weights, range(3))
@@ -144,7 +148,7 @@ def test_a_master_copy_goes_over_into_float32_and_back() -> None:
 
 
 @BITSANDBYTES
-def test_moments_of_eight_bits_are_a_quarter() -> None:
+def test_eight_bit_moments_take_a_quarter_of_the_memory() -> None:
     sizes = []
     for kind in ("adamw", "adamw8bit"):
         weights = weights_of(torch.float32)
@@ -171,7 +175,7 @@ def test_a_missing_optimizer_library_is_reported_before_loading(
         open_policy(folders["qwen2"], train={"optimizer": "adamw8bit"})
 
 
-def test_moments_of_eight_bits_are_refused_on_mps_before_loading(
+def test_eight_bit_moments_are_rejected_on_mps_before_loading(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarmd.policy.models.fit.choose_device", lambda _: torch.device("mps"))

@@ -1,5 +1,6 @@
-"""Packed weights give the same as plain products, always of the newest weights, and plain products replace
-them if they are unavailable.
+"""Products with packed weights equal plain products and always use the latest weights.
+
+If packing is unavailable, plain products replace them.
 """
 
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def tried_again() -> Iterator[None]:
 
 
 def logits_of(network: Any, blocks: Blocks | None) -> Tensor:
-    """Return the logits of the same tokens, step by step, while rows and a whole question leave."""
+    """Return the logits of fixed tokens, step by step; some rows and a whole question end early."""
     with torch.inference_mode():
         rows = SharedPrefix(network, PROMPTS, COPIES, STEPS, torch.device("cpu"), blocks=blocks)
         found = [rows.first().float()]
@@ -52,12 +53,12 @@ def logits_of(network: Any, blocks: Blocks | None) -> Tensor:
     [
         ("llama", {}),
         ("llama", {**ODD, "head_dim": 10, "num_attention_heads": 3, "num_key_value_heads": 1}),
-        ("qwen2", {}),  # biases, a tied head
-        ("qwen3", {**ODD, "num_hidden_layers": 1, "layer_types": ["full_attention"]}),  # norms of the heads
-        ("mistral", {"tie_word_embeddings": True}),  # a window
+        ("qwen2", {}),  # with biases and a tied head
+        ("qwen3", {**ODD, "num_hidden_layers": 1, "layer_types": ["full_attention"]}),  # with norms per head
+        ("mistral", {"tie_word_embeddings": True}),  # with a window
     ],
 )
-def test_packed_steps_equal_plain_products(
+def test_decoding_steps_with_packed_weights_equal_plain_products(
     family: str, changes: dict[str, Any], rank: int, tmp_path: Path
 ) -> None:
     way = {"lora": "on", "lora_rank": rank} if rank else {"lora": "off"}
@@ -80,7 +81,9 @@ def test_packed_steps_equal_plain_products(
 
 @needs_packing
 @pytest.mark.parametrize("lora", ["on", "off"])
-def test_they_are_of_the_newest_weights(lora: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_products_use_the_latest_weights(
+    lora: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
     pack = packed_weights._pack
     monkeypatch.setattr(packed_weights, "_pack", lambda *x: made.append(x) or pack(*x))
@@ -107,7 +110,9 @@ def test_they_are_of_the_newest_weights(lora: str, tmp_path: Path, monkeypatch: 
         assert apart(policy) < 0.05
     then = flat(policy.logprobs(batch))
     other = opened(seed=1)
-    assert float((then - flat(other.logprobs(batch))).abs().mean()) > 0.2, "the updates changed much"
+    assert float((then - flat(other.logprobs(batch))).abs().mean()) > 0.2, (
+        "the updates did not change the weights enough for this test"
+    )
     apart(other)
     other.load_weights(bytes(dict(policy.files())["weights.safetensors"]))
     assert apart(other) < 0.05
@@ -119,7 +124,7 @@ def test_they_are_of_the_newest_weights(lora: str, tmp_path: Path, monkeypatch: 
     assert apart(third) < 0.05
 
 
-def test_plain_products_are_used_if_packing_is_absent_wrong_or_not_allowed(
+def test_plain_products_are_used_if_packing_is_absent_wrong_or_forbidden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not packs(False)
@@ -142,7 +147,7 @@ def test_plain_products_are_used_if_packing_is_absent_wrong_or_not_allowed(
 
 
 @needs_packing
-def test_weights_that_change_between_tokens_and_short_answers_are_not_packed(
+def test_weights_are_not_packed_for_short_answers_or_if_they_change_between_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []

@@ -1,4 +1,4 @@
-"""The plan against the real memory of models, and against machines of known size."""
+"""The memory plan is compared with the real memory of models and with machines of known size."""
 
 import json
 import math
@@ -48,7 +48,7 @@ from testbed.model_configurations import CONFIGURATIONS
 from tests.swarmd.policy.conftest import BITSANDBYTES, FAMILIES, QWEN_05B, VOCABULARY, make_model
 
 GB = 10**9
-LENGTH = 32  # tokens of a sequence; eager attention's quadratic part is small compared with the rest
+LENGTH = 32  # tokens per sequence, few enough that eager attention's quadratic part is small
 
 
 SMOL = shape_of(
@@ -57,7 +57,7 @@ SMOL = shape_of(
         "135m",
     )
 )
-# Half a billion weights.
+# A model with half a billion weights.
 HALF = shape_of(skeleton_of(AutoConfig.for_model(**QWEN_05B), "0.5b"))
 
 
@@ -76,13 +76,13 @@ def network_of(family: str, dtype: torch.dtype, layers: int, rank: int | None) -
 
 
 def kept_for_backward(network: Any, forward: Callable[[], object]) -> int:
-    """Return the bytes that autograd keeps of a forward pass, without the weights.
+    """Return the number of bytes that autograd keeps from a forward pass, without the weights.
 
     Every storage is counted once.
     """
     own = {p.untyped_storage().data_ptr() for p in network.parameters()}
     storages: dict[int, int] = {}
-    held = []  # a storage that is freed may come again under another's address
+    held = []  # keeps storages alive; a freed one's address may be reused
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
@@ -98,7 +98,7 @@ def kept_for_backward(network: Any, forward: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rank", [None, 4])
-def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) -> None:
+def test_the_planned_memory_of_weights_gradients_and_moments_is_exact(family: str, rank: int | None) -> None:
     network = network_of(family, torch.float32, 2, rank)
     trained = [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3)
@@ -108,7 +108,7 @@ def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) 
         p.grad.nbytes for p in trained
     )
     held += sum(state[key].nbytes for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq"))
-    # The adapter as it is multiplied: in the dtype of its base
+    # The adapter is multiplied in the dtype of its base, which takes a copy.
     held += sum(p.nbytes for p in trained) if rank else 0
     plan = make_plan(shape_of(network_of(family, torch.float32, 2, None)), "float32", rank, GB, Workload())
     assert plan.trained == sum(p.numel() for p in trained)
@@ -116,13 +116,13 @@ def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) 
 
 
 def plain(network: Any, length: int = LENGTH) -> tuple[int, int]:
-    """Return tokens and bytes kept of one sequence through transformers' model, without its head."""
+    """Return the tokens of one sequence and the bytes kept by transformers' model without its head."""
     ids = torch.arange(length)[None] % VOCABULARY
     return length, kept_for_backward(network, lambda: network.model(input_ids=ids, use_cache=False))
 
 
 def packed(network: Any, checkpointing: bool) -> tuple[int, int]:
-    """Return the same for two questions with four completions each, as an update packs them."""
+    """Return both for two questions with four completions each, packed as in an update."""
     rows = [
         Row(tuple(range(6 + q, 38 + q)), tuple(range(6, 54)), 1.0, None, 1.0)
         for q in range(2)
@@ -148,7 +148,7 @@ def planned(network: Any, dtype: torch.dtype, rank: int | None, tokens: int, roo
 @pytest.mark.parametrize(
     "way, low, high", [(plain, 0.9, 1.3), (partial(packed, checkpointing=False), 0.75, 1.2)]
 )
-def test_activations_are_right_within_a_factor(
+def test_planned_activations_are_close_to_the_measured_ones(
     family: str,
     rank: int | None,
     dtype: torch.dtype,
@@ -156,9 +156,9 @@ def test_activations_are_right_within_a_factor(
     low: float,
     high: float,
 ) -> None:
-    """The measure is autograd's memory for three layers less its memory for one.
+    """Measured is autograd's memory for three layers minus its memory for one layer.
 
-    The plan's figure is never much below it, nor far above.
+    The planned value is never far below or above the measured one.
     """
     (tokens, one), (_, three) = (way(network_of(family, dtype, layers, rank)) for layers in (1, 3))
     less, more = (
@@ -167,8 +167,8 @@ def test_activations_are_right_within_a_factor(
     assert low < (more - less) / (three - one) < high
 
 
-def test_masks_are_kept_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their rows are laid so that CUDA's attention takes them as they are, for it would keep a copy."""
+def test_attention_masks_are_kept_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are aligned, because CUDA's attention would keep a copy of an unaligned mask."""
     masks: list[torch.Tensor] = []
     attend = F.scaled_dot_product_attention
 
@@ -222,16 +222,18 @@ HYBRIDS: dict[str, Callable[[int], PreTrainedConfig]] = {
 
 @pytest.mark.parametrize("family", HYBRIDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activations_of_recurrent_layers(family: str, dtype: torch.dtype) -> None:
+def test_planned_activations_of_recurrent_layers_are_close_to_the_measured_ones(
+    family: str, dtype: torch.dtype
+) -> None:
     found = [AutoModelForCausalLM.from_config(HYBRIDS[family](blocks), dtype=dtype) for blocks in (1, 2)]
-    (tokens, one), (_, two) = (plain(network, 256) for network in found)  # two chunks of Mamba's
+    (tokens, one), (_, two) = (plain(network, 256) for network in found)  # 256 tokens: two Mamba chunks
     less, more = (planned(network, dtype, None, tokens, GB) for network in found)
     assert 0.95 < (more - less) / (two - one) < 1.6
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_checkpointing_keeps_exactly_an_input_a_layer(family: str, dtype: torch.dtype) -> None:
+def test_checkpointing_keeps_exactly_one_input_per_layer(family: str, dtype: torch.dtype) -> None:
     (tokens, one), (_, three) = (
         packed(network_of(family, dtype, layers, None), checkpointing=True) for layers in (1, 3)
     )
@@ -255,8 +257,8 @@ def test_checkpointing_is_used_if_memory_is_short() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1000])
-def test_a_base_in_four_bits_is_always_computed_again(tokens: int) -> None:
-    """Otherwise the backward pass would hold every layer as it is computed with."""
+def test_a_four_bit_base_is_always_recomputed_in_the_backward_pass(tokens: int) -> None:
+    """Otherwise autograd would keep every layer's unpacked weights for the backward pass."""
     plan = make_plan(HALF, "nf4", 16, 80 * GB, Workload(micro_batch_tokens=tokens))
     assert plan.checkpointing and plan.micro_batch_tokens == (tokens or MAX_TOKENS)
     held = {item.name: item.bytes for item in plan.items}
@@ -264,7 +266,7 @@ def test_a_base_in_four_bits_is_always_computed_again(tokens: int) -> None:
     assert held["one layer's weights, unpacked"] == 2 * HALF.adapted_weights // 24
 
 
-def test_half_a_billion_on_eight_gigabytes() -> None:
+def test_the_plan_for_half_a_billion_weights_on_eight_gigabytes() -> None:
     assert (HALF.parameters, HALF.adapted_inputs + HALF.adapted_outputs) == (494_032_768, 549_888)
     plan = make_plan(HALF, "bfloat16", 16, 8 * GB, Workload())
     assert (plan.fits, plan.trained, plan.checkpointing) == (True, 8_798_208, False)
@@ -278,8 +280,8 @@ def test_half_a_billion_on_eight_gigabytes() -> None:
     assert roomy.cache_tokens == 2**31 // (24 * 2 * 128 * 2) > less.cache_tokens >= 8 * Workload().row
 
 
-TRAINED = 494_032_768  # all weights of it
-WHOLE = {  # bytes a weight, always held: weight, gradient, float32 copy, Adam's two moments
+TRAINED = 494_032_768  # all weights of HALF
+WHOLE = {  # bytes per weight that are always held: weight, gradient, float32 copy, Adam's two moments
     ("float32", "adamw"): 4 + 4 + 0 + 8,
     ("bfloat16", "adamw"): 2 + 2 + 4 + 8,
     ("float32", "adamw8bit"): 4 + 4 + 0 + 2,
@@ -288,7 +290,7 @@ WHOLE = {  # bytes a weight, always held: weight, gradient, float32 copy, Adam's
 
 
 @pytest.mark.parametrize("way", WHOLE)
-def test_training_all_of_half_a_billion_weights_costs_their_optimizers_memory(way: tuple[str, str]) -> None:
+def test_training_all_weights_takes_the_memory_of_the_optimizer(way: tuple[str, str]) -> None:
     dtype, kind = way
     plan = make_plan(HALF, dtype, None, 80 * GB, Workload(optimizer=kind))
     scales = -(-TRAINED // 256) * 8 if kind == "adamw8bit" else 0
@@ -299,18 +301,16 @@ def test_training_all_of_half_a_billion_weights_costs_their_optimizers_memory(wa
 @pytest.mark.parametrize(
     ("gigabytes", "kind", "fits"), [(16, "adamw", True), (8, "adamw", False), (8, "adamw8bit", True)]
 )
-def test_all_weights_of_half_a_billion_in_bfloat16_never_lose_a_step(
-    gigabytes: int, kind: str, fits: bool
-) -> None:
+def test_training_all_bfloat16_weights_has_a_float32_copy(gigabytes: int, kind: str, fits: bool) -> None:
     plan = make_plan(HALF, "bfloat16", None, gigabytes * GB, Workload(optimizer=kind))
     assert (plan.fits, plan.master) == (fits, True)
     assert not make_plan(HALF, "bfloat16", 16, gigabytes * GB, Workload(optimizer=kind)).master, (
-        "adapters are float32"
+        "an adapter, which is float32 already, has a float32 copy"
     )
 
 
-def test_many_questions_are_answered_one_after_the_other_if_memory_is_short() -> None:
-    """The engine holds logits only of the answers in hand (`decode.groups`)."""
+def test_many_questions_are_answered_in_turn_if_memory_is_short() -> None:
+    """The engine holds the logits of the current group of answers only (`decode.groups`)."""
 
     def plan(questions: int, free: int) -> Plan:
         return make_plan(HALF, "bfloat16", 16, free, Workload(questions=questions))
@@ -328,7 +328,7 @@ def test_many_questions_are_answered_one_after_the_other_if_memory_is_short() ->
         assert logits.formula.startswith(f"{8 * len(first):,} rows")
 
 
-def test_the_start_is_kept_unless_the_base_is_there_anyway() -> None:
+def test_the_plan_has_a_copy_of_the_initial_weights_unless_an_adapter_is_trained() -> None:
     wanted = Workload(start_copy=True)
 
     def kept(plan: Plan) -> list[int]:
@@ -338,10 +338,10 @@ def test_the_start_is_kept_unless_the_base_is_there_anyway() -> None:
     assert kept(make_plan(HALF, "bfloat16", 16, 80 * GB, wanted)) == []
     config, places = ModelConfig(lora="off", dtype="float32"), map(torch.device, ("cpu", "cuda"))
     on = [kept(plan_on(config, HALF, place, 16 * GB, wanted)[1]) for place in places]
-    assert on == [[4 * TRAINED], []], "on CUDA it is in main memory"
+    assert on == [[4 * TRAINED], []], "on CUDA the copy is in main memory, and the plan must not count it"
 
 
-def test_a_copy_without_room_is_refused_with_a_way_to_do_without() -> None:
+def test_an_initial_copy_that_does_not_fit_is_rejected_with_a_remedy() -> None:
     config, work, cpu = (
         ModelConfig(lora="off", dtype="float32"),
         Workload(start_copy=True),
@@ -370,7 +370,7 @@ def test_a_copy_without_room_is_refused_with_a_way_to_do_without() -> None:
         ),
     ],
 )
-def test_the_doctor_shows_half_a_billion(
+def test_the_doctor_shows_the_plan_for_half_a_billion_weights(
     gigabytes: int, changes: dict[str, Any], said: list[str], tmp_path: Path
 ) -> None:
     train = TrainConfig(optimizer="adamw8bit", kl_every=0) if changes.pop("bits", None) else TrainConfig()
@@ -404,15 +404,17 @@ def test_packed_weights_are_planned_and_the_doctor_says_whether_answers_use_them
     held = {item.name: item.bytes for item in found.plan.items if item.phase == "answering"}
     assert held.get("weights packed for oneDNN", 0) == there * 2 * (HALF.parameters + found.plan.trained)
     assert found.plan.packed is there
-    assert f"× {2 * 24 * 128 * 4:,} B" in text, "keys and values in float32"
+    assert f"× {2 * 24 * 128 * 4:,} B" in text, "the cache of keys and values is not float32"
     for dtype, free in (("float32", 16), ("bfloat16", 2.4)):
         plan = make_plan(HALF, dtype, 16, int(free * GB), replace(found.work, packed=there))
-        assert plan.fits and not plan.packed, "another data type, or no room"
+        assert plan.fits and not plan.packed, (
+            "weights of another dtype, or without room for a packed copy, are packed"
+        )
         assert "weights packed for oneDNN" not in {item.name for item in plan.items}
 
 
-def test_a_round_of_eight_questions_is_answered_at_once() -> None:
-    """On a machine of 8 GB, of SmolLM2-135M and of half a billion, with answers of full length."""
+def test_a_round_of_eight_questions_is_answered_as_one_group() -> None:
+    """The machine has 8 GB; the models have 135 and 494 million weights; the answers have full length."""
     work = Workload(questions=8, prompt_tokens=512, packed=True, on_cpu=True)
     for shape in (SMOL, HALF):
         plan = make_plan(shape, "bfloat16", 16, 8 * GB, work)
@@ -421,7 +423,7 @@ def test_a_round_of_eight_questions_is_answered_at_once() -> None:
         assert len(list(groups(prompts, work.completions, asked, plan.cache_tokens, shared=True))) == 1
 
 
-def test_the_doctor_says_why_a_large_model_is_in_float32(
+def test_the_doctor_says_why_a_large_model_uses_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = NodeConfig(model=ModelConfig(name=str(write_config(tmp_path)), device="cpu"))
@@ -438,7 +440,7 @@ def test_the_doctor_says_why_a_large_model_is_in_float32(
         assert rows == [["dtype", said]]
 
 
-def test_a_large_model_is_trained_whole_in_bfloat16_if_the_device_is_quick_at_it(
+def test_all_weights_of_a_large_model_are_trained_in_bfloat16_if_it_is_fast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "_cpu_gains_from_bf16", lambda: True)
@@ -476,15 +478,15 @@ def test_a_fitting_plan_stays_within_usable_memory(
 
 
 @pytest.mark.parametrize("work", [Workload(), Workload(completions=64, new_tokens=1024)])
-def test_the_least_is_the_need_of_a_plan_without_room(work: Workload) -> None:
-    """Training asks for the most of the first workload, answering of the second."""
+def test_a_plans_minimum_memory_is_its_peak_if_almost_no_memory_is_free(work: Workload) -> None:
+    """In the first workload, training needs more memory; in the second, answering does."""
     plan = make_plan(HALF, "bfloat16", 16, 1000, work)
     assert plan.least == plan.peak and not plan.fits
     sums = [sum(i.bytes for i in plan.items if i.phase == phase) for phase in ("training", "answering")]
     assert (sums[0] > sums[1]) is (work == Workload())
 
 
-def test_every_formula_is_its_figure() -> None:
+def test_every_formula_gives_its_number_of_bytes() -> None:
     for plan in (
         make_plan(HALF, "bfloat16", 16, 8 * GB, Workload()),
         make_plan(HALF, "float32", None, 32 * GB, Workload()),
@@ -499,7 +501,7 @@ def write_config(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_a_budget_that_is_asked_for_is_kept(tmp_path: Path) -> None:
+def test_a_configured_token_budget_is_used(tmp_path: Path) -> None:
     assert (
         make_plan(HALF, "bfloat16", 16, 80 * GB, Workload(micro_batch_tokens=1000)).micro_batch_tokens == 1000
     )
@@ -530,7 +532,7 @@ WHOLE_FLOAT32 = {"lora": "off", "dtype": "float32"}
         (1e-6, {}, "no known model would fit."),
     ],
 )
-def test_a_model_that_cannot_fit_is_told_with_the_largest_that_would(
+def test_an_error_about_a_model_that_does_not_fit_names_the_best_alternative(
     tmp_path: Path, gigabytes: float, settings: dict[str, Any], remedy: str
 ) -> None:
     config = ModelConfig(name=str(write_config(tmp_path)), device="cpu", **({"dtype": "bfloat16"} | settings))
@@ -542,10 +544,12 @@ def test_a_model_that_cannot_fit_is_told_with_the_largest_that_would(
     method = "all weights" if "lora" in settings else f"a LoRA adapter of rank {config.lora_rank}"
     assert f"training {method} in" in str(caught.value) and "Close other programs" in str(caught.value)
     there = replace(found, device=torch.device("mps")).refusal or ""
-    assert "would fit" in there and "nf4" not in there and "adamw8bit" not in there, "they do not run there"
+    assert "would fit" in there and "nf4" not in there and "adamw8bit" not in there, (
+        "the message names settings that do not run on MPS"
+    )
 
 
-def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) -> None:
+def test_an_error_about_a_large_model_names_the_largest_listed_model_that_fits(tmp_path: Path) -> None:
     write_config(
         tmp_path,
         hidden_size=4096,
@@ -568,8 +572,7 @@ def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) ->
         fit(whole, Workload(), lambda _: 6 * GB).require()
 
 
-# Tokens that Qwen2.5's tokenizer makes of the longest of 400 questions (the vocabulary as dashscope 2.0.2 has
-# it).
+# Number of Qwen2.5 tokens in the longest of 400 questions (with the vocabulary in dashscope 2.0.2).
 LONGEST_IN_QWEN = {
     "arc_1d": 523,
     "binary_matrix": 271,
@@ -579,12 +582,12 @@ LONGEST_IN_QWEN = {
 }
 
 
-def test_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> None:
-    """They are estimated: there is no tokenizer before a download."""
+def test_planned_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> None:
+    """Their lengths are estimated, because there is no tokenizer before the download."""
     longest = dict(zip(LADDER_9.specialties, longest_questions("auto"), strict=True))
     assert longest_questions("ladder-9") == longest_questions("auto") and longest_questions("own.jsonl") == ()
     for specialty, tokens in LONGEST_IN_QWEN.items():
-        # Of 32 questions, not of 400
+        # The estimate is of the longest of 32 questions instead of 400.
         assert 0.85 * tokens <= estimated_tokens(longest[f"{specialty}.4"]) <= 1.06 * tokens, specialty
     make_model(tmp_path, max_position_embeddings=4096)
     plain = {"system_prompt": "Be short.", "examples": "off", "opening": ""}
@@ -597,30 +600,30 @@ def test_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> Non
     assert found.plan.least > fit(config.model, Workload(), lambda _: 40 * GB).plan.least
 
 
-def test_prompts_with_the_default_system_prompt_are_as_long_as_counted() -> None:
-    system, template = 42, 12  # our tokens, and the template's, in Qwen2.5's tokenizer
+def test_planned_prompts_with_the_default_system_prompt_have_the_counted_length() -> None:
+    system, template = 42, 12  # tokens of the default system prompt and the template in Qwen2.5
     work = work_of(NodeConfig(model=ModelConfig(name="qwen2.5-0.5b", examples="off", opening="")))
     assert 0 <= work.prompt_tokens - (system + template + LONGEST_IN_QWEN["arc_1d"]) < 64
 
 
-def test_prompts_are_longer_by_examples_and_opening() -> None:
+def test_examples_and_an_opening_make_planned_prompts_longer() -> None:
     def tokens(**model: object) -> int:
         config = NodeConfig.model_validate({"model": {"name": "qwen2.5-0.5b", **model}})
         return work_of(config).mean_prompt_tokens
 
     plain, longest = tokens(examples="off", opening=""), tokens(examples="on", opening="<answer>")
-    # Of the examples, their turns and the opening, in Qwen2.5's tokenizer: 67
+    # In Qwen2.5's tokenizer, the examples, their turns and the opening are 67 tokens.
     assert 0.8 * 67 <= longest - plain <= 1.2 * 67
-    assert tokens() == longest, "a trial may choose it"
+    assert tokens() == longest, "the plan ignores that a trial may choose examples and opening"
 
 
-def test_own_tasks_bring_no_examples() -> None:
+def test_examples_are_rejected_for_own_tasks() -> None:
     given = {"model": {"examples": "on"}, "swarm": {"curriculum": "own.jsonl"}}
     with pytest.raises(NoModel, match=r"own tasks \S*own\.jsonl bring no examples\. Set it to a list of"):
         spelled_out(NodeConfig.model_validate(given))
 
 
-def test_the_workload_comes_from_the_configuration() -> None:
+def test_the_workload_follows_the_configuration() -> None:
     assert work_of(NodeConfig()) == Workload(4, 8, 16, start_copy=True)
     others = NodeConfig(round=RoundConfig(local=0), train=TrainConfig(kl_every=0))
     assert work_of(others) == Workload(1, 8, 16, batch=4)
@@ -634,10 +637,10 @@ def test_the_workload_comes_from_the_configuration() -> None:
     [
         ("qwen2", "auto", torch.float16),
         ("gemma3", "auto", torch.float32),
-        ("gemma3", "nf4", torch.bfloat16),  # emulated: float32 would not be the planned type
+        ("gemma3", "nf4", torch.bfloat16),  # bfloat16 is emulated, because the plan does not allow float32
     ],
 )
-def test_a_gpu_without_bfloat16_gets_float16_only_if_the_activations_fit(
+def test_a_gpu_without_bfloat16_uses_float16_only_if_the_models_activations_allow_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, asked: str, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr("swarmd.policy.models.fit.choose_device", lambda _: torch.device("cuda"))
@@ -648,8 +651,8 @@ def test_a_gpu_without_bfloat16_gets_float16_only_if_the_activations_fit(
     assert found.dtype == dtype
 
 
-def test_a_short_context_bounds_the_work(tmp_path: Path) -> None:
-    make_model(tmp_path)  # of 128 tokens
+def test_a_short_context_limits_the_planned_memory(tmp_path: Path) -> None:
+    make_model(tmp_path)  # with a context of 128 tokens
     found = fit(ModelConfig(name=str(tmp_path), device="cpu"), Workload(), lambda _: GB)
     assert found.plan.context == 128
     assert (

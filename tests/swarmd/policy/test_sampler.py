@@ -1,14 +1,13 @@
-"""The sampler computes the function of the weights that the learner computes, and an adapter acts in full, in
-16 bits too.
+"""Sampler and learner compute the same function, and an adapter has its full effect, even in 16 bits.
 
-Each test's figures, over some two thousand sampled tokens, as log-probabilities:
+The tests compare these values of the log-probabilities of about two thousand sampled tokens:
 
-    noise       sampler less learner before any update, root mean square: the difference between
-                two orders of the same sums in bfloat16
-    apart       the same after updates
-    missing     the share of the updates' change that is missing: the least-squares slope of (float32 weights'
-                values − these) on the change that float32 weights see; the float32 model holds the same
-                weights, so its change is free of that noise
+    noise       root mean square of sampler minus learner before any update: in bfloat16, the same sums in
+                two orders differ
+    apart       the same value after updates
+    missing     the share of the updates' effect that is missing: the least-squares slope of (float32 model −
+                this model) on the effect in the float32 model; the float32 model has the same weights, so
+                its values are free of that noise
 """
 
 from dataclasses import dataclass
@@ -28,11 +27,11 @@ BATCH = [
     external(q, [("the answer is two", True), ("7 or 8 or 9", True), ("nothing", True)], (1.0, 0.0, 0.0))
     for q in QUESTIONS[:2]
 ]
-COPIES, TOKENS = 32, 16  # answers to each question, and tokens of each
-# A share of the changes by the updates. After one small update noise alone makes up to 0.13 of it. Half or
-# more was missing when 16 bits lost a young adapter.
+COPIES, TOKENS = 32, 16  # answers per question, and tokens per answer
+# Limit of `missing`. After one small update, noise alone gives up to 0.13. Half or more was missing when 16
+# bits lost the effect of a new adapter.
 MOST_MISSING = 0.25
-# Ratio to the noise before any update; a few tokens cause it: 1.1 on CPUs with AVX2, up to 1.42 with AMX.
+# Limit of apart/noise. A few tokens determine this ratio: it is 1.1 on CPUs with AVX2, up to 1.42 with AMX.
 MOST_APART = 1.7
 ADAPTER: dict[str, Any] = {"lora": "on", "lora_rank": 8, "train": {"learning_rate": 2e-4}}
 WHOLE: dict[str, Any] = {"lora": "off", "train": {"learning_rate": 5e-5}}
@@ -40,8 +39,9 @@ WHOLE: dict[str, Any] = {"lora": "off", "train": {"learning_rate": 5e-5}}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Make models so wide that an adapter has an effect long before it reaches the last digit of a bfloat16
-    weight.
+    """Make wide models.
+
+    In them, an adapter has an effect long before it changes the last digit of a bfloat16 weight.
     """
     made = {}
     for family, layers in {
@@ -67,7 +67,7 @@ def opened(folder: Path, dtype: str = "bfloat16", **way: Any) -> LanguagePolicy:
 @dataclass(frozen=True)
 class Measured:
     apart: float
-    missing: tuple[float, float]  # in the sampler's log-probabilities, and in the learner's
+    missing: tuple[float, float]  # in the sampler and in the learner
 
 
 def measure(policy: LanguagePolicy, folder: Path, **way: Any) -> Measured:
@@ -91,10 +91,10 @@ def check(policy: LanguagePolicy, noise: float, folder: Path, **way: Any) -> Non
 
 
 @pytest.mark.parametrize(("family", "way"), [("qwen2", ADAPTER), ("lfm2", ADAPTER), ("qwen2", WHOLE)])
-def test_log_probabilities_differ_by_bfloat16s_noise_alone(
+def test_sampler_and_learner_differ_only_by_bfloat16_rounding(
     models: dict[str, Path], family: str, way: dict[str, Any]
 ) -> None:
-    """lfm2 has no packed form: transformers' own code decodes and trains it in padded batches."""
+    """swarmd cannot pack lfm2, so transformers' own code decodes and trains it in padded batches."""
     folder = models[family]
     policy = opened(folder, **way)
     noise = measure(policy, folder, **way).apart

@@ -1,6 +1,6 @@
-"""Save and restore: the next round is the one that would have come anyway, bit for bit.
+"""After saving and restoring, the next round is the same as without the interruption, bit for bit.
 
-Another base model is refused.
+A checkpoint of another base model is rejected.
 """
 
 import json
@@ -63,7 +63,7 @@ save(policy, Path(end))
 
 
 @pytest.mark.slow
-def test_next_round_in_another_process_is_the_same(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_another_process_continues_with_the_same_next_round(folders: dict[str, Path], tmp_path: Path) -> None:
     config = config_of(folders["qwen2"], train={"learning_rate": 1e-2})
     torch.set_num_threads(1)
     policy = LanguagePolicy.open(config, seed=5)
@@ -96,7 +96,7 @@ def test_next_round_in_another_process_is_the_same(folders: dict[str, Path], tmp
         ("whole in bfloat16", 0),
     ],
 )
-def test_restored_policy_goes_on_as_if_never_stopped(
+def test_a_restored_policy_continues_exactly(
     kind: str,
     rounds: int,
     folders: dict[str, Path],
@@ -123,7 +123,7 @@ def test_a_restored_policy_tells_whether_its_prompts_have_changed(
     assert [policy.restore(saved) for policy in policies] == [False, True, True, True]
 
 
-def test_files_hold_the_adapter_alone(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_adapter_has_no_other_weights(folders: dict[str, Path], tmp_path: Path) -> None:
     policy = open_policy(folders["qwen2"], lora="on")
     saved = save(policy, tmp_path / "saved")
     assert all("lora_" in name for name in safetensors.torch.load_file(saved / "weights.safetensors"))
@@ -134,7 +134,7 @@ def test_files_hold_the_adapter_alone(folders: dict[str, Path], tmp_path: Path) 
     ]
 
 
-def test_whole_model_of_another_name_is_refused_and_changes_nothing(
+def test_a_checkpoint_of_all_weights_of_another_model_is_rejected_without_effect(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     saved = save(open_policy(folders["qwen2"]), tmp_path / "saved")
@@ -151,16 +151,18 @@ def test_whole_model_of_another_name_is_refused_and_changes_nothing(
     assert one_round(one, 1) == one_round(other, 1)
 
 
-def test_folder_that_was_moved_is_the_same_model(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_checkpoint_is_accepted_if_the_model_folder_was_moved(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     policy = open_policy(folders["qwen2"], train={"learning_rate": 1e-2})
     policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
-    moved = open_policy(make_model(tmp_path / "moved", "qwen2"))  # same weights, another place
+    moved = open_policy(make_model(tmp_path / "moved", "qwen2"))  # the same weights in another folder
     assert any(not torch.equal(weight, policy.trained[name]) for name, weight in moved.trained.items())
     moved.restore(save(policy, tmp_path / "saved"))
     assert all(torch.equal(weight, policy.trained[name]) for name, weight in moved.trained.items())
 
 
-def test_adapter_of_other_weights_is_refused_even_under_the_same_name(tmp_path: Path) -> None:
+def test_an_adapter_for_other_base_weights_is_rejected_even_under_the_same_name(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", "qwen2")
     saved = save(open_policy(folder, lora="on"), tmp_path / "saved")
     make_model(folder, "qwen2", seed=1)
@@ -168,7 +170,9 @@ def test_adapter_of_other_weights_is_refused_even_under_the_same_name(tmp_path: 
         open_policy(folder, lora="on").restore(saved)
 
 
-def test_other_kind_or_rank_of_training_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_rank_or_training_method_is_rejected(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     saved = save(open_policy(folders["qwen2"], lora="on", lora_rank=4), tmp_path / "saved")
     for changes in ({}, {"lora": "on", "lora_rank": 8}):
         with pytest.raises(CheckpointUnfit, match=r"LoRA adapter of rank 4.*model\.lora"):
@@ -176,7 +180,7 @@ def test_other_kind_or_rank_of_training_is_refused(folders: dict[str, Path], tmp
 
 
 @pytest.mark.parametrize("name", ["policy.json", "weights.safetensors", "training.safetensors"])
-def test_damaged_checkpoint_files_are_refused(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_damaged_checkpoint_files_are_rejected(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     policy = open_policy(folders["qwen2"])
     one_round(policy, 1)
     saved = save(policy, tmp_path / "saved")
@@ -190,7 +194,7 @@ def test_damaged_checkpoint_files_are_refused(name: str, folders: dict[str, Path
         policy.restore(saved)
 
 
-def test_a_checkpoint_of_another_version_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_schema_version_is_rejected(folders: dict[str, Path], tmp_path: Path) -> None:
     policy = open_policy(folders["qwen2"])
     saved = save(policy, tmp_path / "saved")
     edit_json(saved / "policy.json", schema=2)
@@ -198,7 +202,7 @@ def test_a_checkpoint_of_another_version_is_refused(folders: dict[str, Path], tm
         policy.restore(saved)
 
 
-def test_weights_of_another_architecture_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_weights_of_another_architecture_are_rejected(folders: dict[str, Path], tmp_path: Path) -> None:
     policy = open_policy(folders["qwen2"])
     saved = save(policy, tmp_path / "saved")
     elsewhere = save(open_policy(folders["llama"]), tmp_path / "other")
@@ -207,10 +211,10 @@ def test_weights_of_another_architecture_are_refused(folders: dict[str, Path], t
         policy.restore(saved)
 
 
-def test_another_optimizer_starts_with_empty_moments_and_says_so(
+def test_after_a_change_of_optimizer_the_moments_are_reset_with_a_message(
     folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The part of the weights that 16 bits lose is kept."""
+    """The float32 copy of 16-bit weights is kept."""
     policy = open_policy(folders["qwen2"], dtype="bfloat16")
     one_round(policy, 1)
     saved = save(policy, tmp_path / "saved")
@@ -228,7 +232,7 @@ def test_another_optimizer_starts_with_empty_moments_and_says_so(
 
 
 @pytest.mark.parametrize(("first", "then"), [("float32", "bfloat16"), ("bfloat16", "float32")])
-def test_a_checkpoint_goes_on_in_another_precision(
+def test_training_continues_from_a_checkpoint_in_another_dtype(
     first: str, then: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     policy = open_policy(folders["qwen2"], dtype=first)
@@ -241,7 +245,7 @@ def test_a_checkpoint_goes_on_in_another_precision(
     one_round(again, 2)
 
 
-def test_another_device_starts_new_random_numbers_and_says_so(
+def test_after_a_change_of_device_the_random_generator_is_seeded_again_with_a_message(
     folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = open_policy(folders["qwen2"])
@@ -250,7 +254,7 @@ def test_another_device_starts_new_random_numbers_and_says_so(
     document["base"] |= {"device": "cuda", "dtype": "bfloat16"}
     (saved / "policy.json").write_text(json.dumps(document | {"updates": 3}))
     training = safetensors.torch.load_file(saved / "training.safetensors")
-    random = {"random": torch.zeros(16, dtype=torch.uint8)}  # CUDA's is of another size
+    random = {"random": torch.zeros(16, dtype=torch.uint8)}  # CUDA's state has another size
     (saved / "training.safetensors").write_bytes(safetensors.torch.save(training | random))
     restored = open_policy(folders["qwen2"])
     restored.restore(saved)
@@ -271,13 +275,13 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("tensors", [TENSORS, {}])
-def test_the_file_is_the_one_safetensors_writes(tensors: dict[str, torch.Tensor]) -> None:
+def test_a_tensor_file_is_identical_to_the_output_of_safetensors(tensors: dict[str, torch.Tensor]) -> None:
     assert bytes(tensor_file(tensors)) == safetensors.torch.save(
         {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     )
 
 
-def test_a_tensor_file_is_a_copy() -> None:
+def test_a_tensor_file_does_not_change_with_its_tensors() -> None:
     tensor = torch.zeros(4)
     data = tensor_file({"x": tensor})
     before = bytes(data)

@@ -1,6 +1,6 @@
-"""The two sets of weights in the repository.
+"""The two tiny models in the repository.
 
-Plain from_pretrained loads them, and they are as skilled as their cards say.
+Plain from_pretrained loads them, and they answer as well as their model cards say.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_plain_from_pretrained_loads_float32(name: str) -> None:
+def test_plain_from_pretrained_loads_the_tiny_models(name: str) -> None:
     model, report = AutoModelForCausalLM.from_pretrained(
         WEIGHTS[name], dtype=torch.float32, output_loading_info=True
     )
@@ -46,19 +46,19 @@ def test_plain_from_pretrained_loads_float32(name: str) -> None:
     assert all(f"| {specialty} |" in card for specialty in TINY_9.specialties)
 
 
-def test_everything_together_is_at_most_six_megabytes() -> None:
+def test_both_model_folders_take_at_most_six_megabytes() -> None:
     folder = WEIGHTS["tiny"].parent
     assert {path.name for path in folder.iterdir()} == set(WEIGHTS)
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 6_000_000
 
 
-def test_both_have_one_tokenizer() -> None:
+def test_both_models_have_the_same_tokenizer() -> None:
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (WEIGHTS["tiny"] / file).read_bytes() == (WEIGHTS["tiny-latent"] / file).read_bytes()
 
 
 @pytest.mark.parametrize("specialty", TINY_9.specialties)
-def test_questions_and_answers_survive_the_tokenizer(tokenizer: Any, specialty: str) -> None:
+def test_questions_and_answers_are_unchanged_by_the_tokenizer(tokenizer: Any, specialty: str) -> None:
     lengths = []
     for n in range(HELD_OUT, HELD_OUT + 100):
         task = SOURCE.task(TaskRef(specialty, n))
@@ -70,13 +70,13 @@ def test_questions_and_answers_survive_the_tokenizer(tokenizer: Any, specialty: 
         answer = f"<answer>{honest_answer(task)}</answer>"
         completion = tokenizer.encode(answer, add_special_tokens=False)
         assert tokenizer.decode(completion, skip_special_tokens=True) == answer
-        assert len(completion) < MAX_NEW_TOKENS  # with end-of-sequence
+        assert len(completion) < MAX_NEW_TOKENS  # the end-of-sequence token must fit too
     assert max(lengths) <= 48
 
 
 @pytest.mark.parametrize("specialty", TINY_9.specialties)
-def test_an_answer_read_as_text_is_encoded_as_it_was_sampled(tokenizer: Any, specialty: str) -> None:
-    """The text of a peer with the same model comes back as the tokens it was made of."""
+def test_the_text_of_an_answer_is_encoded_to_its_sampled_tokens(tokenizer: Any, specialty: str) -> None:
+    """The same must hold for the text of a peer with the same model."""
     chat = Chat(tokenizer, system_prompt="")
     task = SOURCE.task(TaskRef(specialty, HELD_OUT))
     ids = tokenizer.encode(f"<answer>{honest_answer(task)}</answer><|endoftext|>", add_special_tokens=False)
@@ -87,7 +87,7 @@ def test_an_answer_read_as_text_is_encoded_as_it_was_sampled(tokenizer: Any, spe
 @pytest.mark.parametrize(
     "text", ["Héllo wörld ∧ 漢字 {x}\t\n\n42", "", " ", "\x00\x07 <ans", "a  b\r\n", "1234567890", "👩‍👩‍👧"]
 )
-def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+def test_any_text_is_unchanged_by_the_tokenizer(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
@@ -116,7 +116,7 @@ def test_chat_template_ignores_the_system_message(tokenizer: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, completions, passed, mixed",
-    # Neither ignorant nor saturated; rarely shown
+    # Bounds of pass@1 and of the share of mixed groups: tiny is often right, tiny-latent rarely.
     [("tiny", 4, (0.15, 0.42), (0.3, 1.0)), ("tiny-latent", 8, (0.0, 0.05), (0.04, 0.18))],
 )
 def test_the_tiny_models_answer_as_well_as_their_card_says(

@@ -1,4 +1,4 @@
-"""One step: its gradient against a naive reference, the free parts, and failures."""
+"""One training step: its gradient equals a naive reference, and failures are handled."""
 
 import math
 from collections.abc import Callable
@@ -60,13 +60,13 @@ def rows_of(
     mean=losses.token_mean,
     shift: float | None = None,
 ):
-    """Return the batch's rows. shift: that of asymre; None: GRPO's advantages."""
+    """Return the batch's rows, with GRPO's advantages if `shift` is None, else with AsymRE's."""
     advantages = [within_group(s) if shift is None else shifted(s, shift) for s in batch]
     return all_rows_of(batch, advantages, chat, limit, context, mean)
 
 
 def mixed_batch(folder: Path) -> list[Scored]:
-    """Return a ragged batch: own and foreign text, empty, cut, too long, without advantage."""
+    """Return a batch of local and external texts: empty, truncated, too long, and without advantage."""
     policy = open_policy(folder)
     own, dull = policy.generate(["short?", "a question that is a good deal longer than the other one"], 4)
     stale = Tokens(
@@ -121,11 +121,11 @@ def naive_importance(lp: torch.Tensor, old: torch.Tensor, a: float) -> torch.Ten
 
 @dataclass(frozen=True)
 class Case:
-    """A loss: as it is asked for, and as it is defined."""
+    """A loss: its settings and its definition."""
 
     asked: dict[str, Any]
     naive: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-    shift: float | None = None  # AsymRE's; None: advantages are GRPO's
+    shift: float | None = None  # AsymRE's shift; None for GRPO's advantages
     by_sequence: bool = False
 
 
@@ -140,13 +140,16 @@ CASES = {
 }
 
 
-def test_each_loss_has_a_case() -> None:
+def test_each_loss_is_in_the_test_cases() -> None:
     cases = {case.asked.get("loss", "grpo") for case in CASES.values()}
-    assert cases == set(losses.LOSSES), "add the loss to CASES, with its definition written out"
+    assert cases == set(losses.LOSSES), "add the new loss and its definition to CASES"
 
 
 def reference(network, chat: Chat, batch: list[Scored], temperature: float, case: Case = CASES["grpo"]):
-    """One rollout at a time, padded on both sides as TRL does, every logit, straight from the definition."""
+    """Compute the loss straight from its definition.
+
+    Each rollout is computed separately, padded on both sides as in TRL, with all logits.
+    """
     weights = [p for p in network.parameters() if p.requires_grad]
     total = torch.zeros(())
     entropy, trained, lengths = 0.0, 0, []
@@ -188,7 +191,7 @@ def reference(network, chat: Chat, batch: list[Scored], temperature: float, case
 
 
 def adapted(folder: Path) -> Any:
-    """Return the network under an adapter after an update: before it half of the gradients are zero."""
+    """Return a network with an adapter after one update; before, half of the gradients are zero."""
     policy = open_policy(folder, lora="on", lora_rank=4, train={"learning_rate": 1e-2})
     policy.update(answered(policy, ["1+1?"], (1.0, 0.0, 1.0, 0.0)))
     return policy.network
@@ -197,7 +200,7 @@ def adapted(folder: Path) -> Any:
 def check_gradient(
     folder: Path, case: Case, temperature: float = 1.0, of: Callable[[Path], Any] = network_of, **asked: Any
 ) -> UpdateReport:
-    """Compare our gradient with the naive one on the ragged batch."""
+    """Compare swarmd's gradient with the naive gradient of the mixed batch."""
     network, chat, batch = of(folder), chat_of(folder), mixed_batch(folder)
     with plainly(network):
         expected, loss, entropy, tokens = reference(network, chat, batch, temperature, case)
@@ -229,7 +232,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("family", "name", "asked"), WAYS)
-def test_gradient_is_the_naive_one(
+def test_the_gradient_equals_the_naive_one(
     family: str, name: str, asked: dict[str, Any], folders: dict[str, Path]
 ) -> None:
     report = check_gradient(folders[family], CASES[name], **asked)
@@ -237,7 +240,7 @@ def test_gradient_is_the_naive_one(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_lora_trains_the_adapter_alone(dtype: str, folders: dict[str, Path]) -> None:
+def test_lora_trains_only_the_adapter(dtype: str, folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen3"], lora="on", lora_rank=4, dtype=dtype, train={"learning_rate": 1e-2})
     assert policy.description.lora == 4
     weights = policy.learner.weights
@@ -251,14 +254,14 @@ def test_lora_trains_the_adapter_alone(dtype: str, folders: dict[str, Path]) -> 
     assert all(torch.equal(p, after[n]) for n, p in frozen.items())
 
 
-def test_rewarded_answers_become_likelier(folders: dict[str, Path]) -> None:
+def test_rewarded_answers_become_more_likely(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen2"], train={"learning_rate": 3e-3})
     for _ in range(60):
         policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
     assert policy.answer("1+1?") == Completion("two", ended=True)
 
 
-def test_without_advantage_nothing_is_computed_and_nothing_moves(folders: dict[str, Path]) -> None:
+def test_without_advantages_nothing_is_computed_and_no_weight_changes(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen2"])
     before = {n: p.clone() for n, p in policy.learner.weights.items()}
     policy._loaded.network.base_model.register_forward_pre_hook(lambda *_: pytest.fail("computed"))
@@ -268,7 +271,7 @@ def test_without_advantage_nothing_is_computed_and_nothing_moves(folders: dict[s
     assert all(torch.equal(p, before[n]) for n, p in policy.learner.weights.items())
 
 
-def test_rows_hold_completions_with_an_advantage(folders: dict[str, Path]) -> None:
+def test_rows_hold_only_completions_with_an_advantage(folders: dict[str, Path]) -> None:
     chat = chat_of(folders["qwen2"])
     batch = [
         external("?", [("abc", True), ("", False), ("abcdef", True)], (1.0, 0.0, 0.0)),
@@ -294,7 +297,7 @@ rows = st.builds(
 
 
 @given(st.lists(rows, min_size=1, max_size=50), st.integers(1, 200), st.integers(1, 50))
-def test_micro_batches_hold_every_row_once_and_keep_to_their_budgets(
+def test_micro_batches_hold_every_row_once_and_respect_their_budgets(
     rows: list[Row], budget: int, head: int
 ) -> None:
     packed, padded = list(micro_batches(rows, budget)), list(padded_micro_batches(rows, budget, head))
@@ -306,13 +309,13 @@ def test_micro_batches_hold_every_row_once_and_keep_to_their_budgets(
     assert len(list(micro_batches(rows, packed_tokens(rows)))) == 1
 
 
-def test_a_prompt_stays_with_its_completions_if_it_can() -> None:
+def test_completions_of_a_prompt_share_a_micro_batch_if_they_fit() -> None:
     fifty = [Row((1,) * (1 + i % 7), (2,) * (1 + i % 5), 1.0, None, 1.0) for i in range(50)]
     prompts = [prompt for group in micro_batches(fifty, 60) for prompt in {row.prompt for row in group}]
     assert len(prompts) == 7
 
 
-def test_padding_is_cheaper_than_a_call_only_if_there_is_little_of_it() -> None:
+def test_rows_are_padded_into_one_batch_only_if_they_need_little_padding() -> None:
     def groups(*lengths: int) -> list[list[int]]:
         rows = [Row((1,), (2,) * (n - 1), 1.0, None, 1.0) for n in lengths]
         return [[len(row) for row in group] for group in padded_micro_batches(rows, 9999, 9999)]
@@ -324,7 +327,7 @@ completions = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
 
 
 @given(st.dictionaries(completions, st.lists(completions, min_size=1, max_size=6), min_size=1, max_size=3))
-def test_each_token_of_a_stream_follows_its_predecessor_in_the_row(
+def test_each_packed_token_sees_the_tokens_before_it_in_its_row(
     asked: dict[tuple[int, ...], list[tuple[int, ...]]],
 ) -> None:
     rows = [
@@ -343,7 +346,7 @@ def test_each_token_of_a_stream_follows_its_predecessor_in_the_row(
         prompt + start for prompt, start in starts
     ]
     assert packed.positions.tolist() == [len(before[place]) - 1 for place in range(len(ids))]
-    assert len(ids) <= len({start for start in starts if start[1]}) + sum(map(len, asked))  # nothing twice
+    assert len(ids) <= len({start for start in starts if start[1]}) + sum(map(len, asked))  # no duplicates
 
 
 @pytest.mark.parametrize(
@@ -356,11 +359,13 @@ def test_each_token_of_a_stream_follows_its_predecessor_in_the_row(
         ([[], [1]], 0),
     ],
 )
-def test_the_common_beginning_of_prompts_is_stored_once(prompts: list[list[int]], common: int) -> None:
+def test_the_common_beginning_of_prompts_is_found(prompts: list[list[int]], common: int) -> None:
     assert shared_prefix(prompts) == common
 
 
-def test_gradient_norm_is_clipped_but_reported_whole(ragged: list[Row], folders: dict[str, Path]) -> None:
+def test_the_gradient_is_clipped_but_its_unclipped_norm_is_reported(
+    ragged: list[Row], folders: dict[str, Path]
+) -> None:
     free = Learner(network_of(folders["qwen2"]), learning(), CPU)
     tight = Learner(network_of(folders["qwen2"]), learning(clip=1e-3), CPU)
     assert free.step(ragged).grad_norm == pytest.approx(tight.step(ragged).grad_norm)
@@ -370,7 +375,7 @@ def test_gradient_norm_is_clipped_but_reported_whole(ragged: list[Row], folders:
     )
 
 
-def test_five_steps_that_are_not_finite_end_the_run(ragged: list[Row], folders: dict[str, Path]) -> None:
+def test_five_non_finite_steps_in_a_row_end_the_run(ragged: list[Row], folders: dict[str, Path]) -> None:
     learner = Learner(network := network_of(folders["qwen2"]), learning(), CPU)
     learner.step(ragged)
     weight = network.model.norm.weight
@@ -382,19 +387,19 @@ def test_five_steps_that_are_not_finite_end_the_run(ragged: list[Row], folders: 
         assert learner.step(ragged) == UpdateReport(skipped=1)
     weight.data.copy_(good)
     assert all(torch.equal(p, before[n]) for n, p in learner.weights.items())
-    assert learner.step(ragged).tokens > 0  # one good step, and the count starts again
-    weight.register_hook(lambda gradient: gradient * math.inf)  # while the loss is a number
+    assert learner.step(ragged).tokens > 0  # one good step resets the count
+    weight.register_hook(lambda gradient: gradient * math.inf)  # while the loss is finite
     for _ in range(4):
         learner.step(ragged)
     with pytest.raises(Diverged, match=r"5 times in a row.*learning_rate") as diverged:
         learner.step(ragged)
-    assert "float32" not in str(diverged.value)  # it computes in it
+    assert "float32" not in str(diverged.value)  # the run uses float32 already
 
 
 def scarce(network, tokens: int, error: Exception):
-    """A forward pass that runs out of memory above so many tokens.
+    """Make the forward pass run out of memory above `tokens` tokens.
 
-    An allocator with a size that a test can afford.
+    It stands for a small memory, which a test could not really exhaust.
     """
 
     def check(_, args, kwargs):
@@ -412,7 +417,7 @@ SHORT = [
 
 
 @pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
-def test_out_of_memory_makes_smaller_micro_batches(
+def test_micro_batches_become_smaller_if_memory_runs_out(
     error: Exception, ragged: list[Row], folders: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     longest = max(map(len, ragged))
@@ -426,11 +431,11 @@ def test_out_of_memory_makes_smaller_micro_batches(
     assert caplog.text.index("recomputed") < caplog.text.index("micro-batches of at most")
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen2"])  # padded, and packed
-def test_few_logits_are_held_at_once(
+@pytest.mark.parametrize("family", ["lfm2", "qwen2"])  # lfm2 is padded, qwen2 is packed
+def test_the_number_of_logits_held_at_once_is_limited(
     family: str, ragged: list[Row], folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device is waited for once all the same, for the figures of all of them."""
+    """Nevertheless, the CPU waits for the device only once, for the metrics of all parts."""
     most, held, waits, read = 20 * VOCABULARY, list[int](), list[None](), torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda of: (waits.append(None), read(of))[1])
     monkeypatch.setattr("swarmd.policy.training.learner.MAX_PADDED_LOGITS", most)
@@ -445,8 +450,10 @@ def test_few_logits_are_held_at_once(
     assert len(waits) == len(list(learner._micro_batches(ragged))) < len(ragged)
 
 
-def test_layers_are_computed_twice_in_an_update_alone(ragged: list[Row], folders: dict[str, Path]) -> None:
-    """transformers 5.22 gives a layer in training mode no cache, when it generates."""
+def test_checkpointing_recomputes_layers_and_leaves_training_mode_after_an_update(
+    ragged: list[Row], folders: dict[str, Path]
+) -> None:
+    """In transformers 5.22, a layer in training mode gets no cache during generation."""
     network, calls = network_of(folders["qwen2"]), list[None]()
     learner = Learner(network, learning(checkpointing=True), CPU)
     network.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(None))
@@ -454,7 +461,7 @@ def test_layers_are_computed_twice_in_an_update_alone(ragged: list[Row], folders
     assert len(calls) == 2 and not any(module.training for module in network.modules())
 
 
-def test_a_single_row_that_does_not_fit_is_an_error(ragged: list[Row], folders: dict[str, Path]) -> None:
+def test_a_single_row_that_does_not_fit_gives_an_error(ragged: list[Row], folders: dict[str, Path]) -> None:
     network = network_of(folders["qwen2"])
     scarce(network, 3, SHORT[0])
     words = rf"not enough memory.*one completion of {max(map(len, ragged))} tokens.*max_new_tokens"
@@ -487,7 +494,7 @@ LOGPROB = st.floats(-8, 0, allow_nan=False, width=32)
         for advantage in (-1.0, 1.0)
     ]
 )
-def test_grpo_is_the_clipped_surrogate_and_clipped_terms_have_no_gradient(
+def test_grpo_equals_the_clipped_surrogate_and_clipped_terms_have_no_gradient(
     tokens: list[tuple[float, float, float]],
 ) -> None:
     new, old, advantages = (torch.tensor(x, dtype=torch.float64) for x in zip(*tokens, strict=True))
@@ -504,7 +511,7 @@ def test_grpo_is_the_clipped_surrogate_and_clipped_terms_have_no_gradient(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_token_logprobs_and_their_gradient(temperature: float) -> None:
+def test_token_logprobs_entropy_and_gradient_equal_torchs(temperature: float) -> None:
     logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(0)).requires_grad_()
     targets = torch.tensor([0, 1, 2, 3, 4, 5, 10])
     got, entropy, probabilities = token_logprobs(logits, targets, temperature)
@@ -516,7 +523,7 @@ def test_token_logprobs_and_their_gradient(temperature: float) -> None:
     torch.testing.assert_close(logits_gradient(probabilities, targets, upstream, temperature), expected)
 
 
-def test_importance_weights_are_cut_from_above_alone_and_have_no_gradient() -> None:
+def test_importance_weights_are_capped_only_from_above_and_have_no_gradient() -> None:
     new = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
     old, settings = torch.tensor([-1.0, -5.0, -0.5]), losses.LossSettings(importance_cap=2.0)
     each, clipped = losses.grpo(new, old, torch.ones(3), settings)

@@ -1,5 +1,4 @@
-"""metrics.jsonl holds each round once, after any end of the runs that wrote it; the log is JSON and
-rotates."""
+"""metrics.jsonl has one line per round, however earlier runs ended; the log is JSON and rotates."""
 
 import contextlib
 import errno
@@ -66,12 +65,12 @@ def text(of: RoundLine) -> str:
     return msgspec.json.encode(of).decode()
 
 
-def test_the_reference_of_every_field_is_the_one_in_the_documents() -> None:
+def test_the_documentation_of_the_metrics_is_up_to_date() -> None:
     document = (ROOT / "docs" / "metrics.md").read_text()
     assert REFERENCE in document, "write the table of `scripts/tables metrics` into docs/metrics.md"
 
 
-def test_a_line_has_every_field_of_the_reference_and_no_other() -> None:
+def test_a_metrics_line_has_exactly_the_documented_fields() -> None:
     none = WorkerCounts(0, 0, [])
     workers = WorkerFigures(none, none, 0, Ages(), 0.0, {"in_flight": 0}, 0, 0)
     whole = to_builtins(line(7, workers=workers, judge=Score(0.5, 10)))
@@ -87,7 +86,7 @@ def test_a_line_has_every_field_of_the_reference_and_no_other() -> None:
     assert {at for at, leaf in found.items() if leaf} <= documented <= set(found)
 
 
-def test_figures_that_are_no_numbers_are_null(tmp_path: Path) -> None:
+def test_nan_values_are_written_as_null(tmp_path: Path) -> None:
     with contextlib.closing(MetricsFile(tmp_path / "m.jsonl", 0)) as file:
         file.append(line(1, loss=math.nan, judge=Score(0.5, 10)))
     (read,) = read_metrics(tmp_path / "m.jsonl")
@@ -111,14 +110,14 @@ def rounds_in(path: Path, **limits: Any) -> list[int]:
     return [entry.round for entry in each_round(path, **limits)]
 
 
-def test_old_lines_are_set_aside_and_dropped_so_that_the_files_stay_bounded(tmp_path: Path) -> None:
+def test_old_lines_are_moved_and_dropped_so_that_the_files_stay_small(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     most = 10 * len(text(line(1)))
     with contextlib.closing(MetricsFile(path, 0, most)) as file:
         for number in range(1, 101):
             file.append(line(number))
             there = rounds_in(path)
-            assert there == [*range(there[0], number + 1)], "without a gap up to the newest"
+            assert there == [*range(there[0], number + 1)], "a round is missing before the latest"
             assert number < 11 or len(there) > 10
     assert (
         len([*tmp_path.iterdir()]) >= 2
@@ -130,7 +129,7 @@ def test_old_lines_are_set_aside_and_dropped_so_that_the_files_stay_bounded(tmp_
 
     for resumed in (100, 100 - newest, 95 - newest):
         with contextlib.closing(MetricsFile(path, resumed, most)) as file:
-            assert file.notes == [], "dropped lines are no damage"
+            assert file.notes == [], "dropped lines are reported as damage"
             assert rounds_in(path)[-1] == resumed
     with contextlib.closing(MetricsFile(path, 99, most)) as file:
         assert "of the 99 rounds behind have no line" in file.notes[0]
@@ -138,7 +137,7 @@ def test_old_lines_are_set_aside_and_dropped_so_that_the_files_stay_bounded(tmp_
         assert rounds_in(path) == []
 
 
-def test_a_file_torn_anywhere_keeps_its_whole_lines_and_each_round_once(tmp_path: Path) -> None:
+def test_a_truncated_file_keeps_its_complete_lines_and_each_round_once(tmp_path: Path) -> None:
     whole = "".join(text(line(number)) + "\n" for number in range(1, 5)).encode()
     rng = random.Random(4)
     before_newlines = [at for at, byte in enumerate(whole) if byte == ord("\n")]
@@ -167,7 +166,7 @@ RUBBISH = '{"round":1,"loss":1}\n\x00\x00\n[]\n{"round":"2"}\n{"round":1,"loss":
         ),
     ],
 )
-def test_later_rounds_are_cut_off_on_opening_and_rubbish_is_left_out_in_reading(
+def test_opening_drops_later_rounds_and_reading_skips_invalid_lines(
     tmp_path: Path, there: str, resumed: int, lost: int, left: str
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -182,7 +181,7 @@ def test_later_rounds_are_cut_off_on_opening_and_rubbish_is_left_out_in_reading(
     ]
 
 
-def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
+def test_a_long_metrics_file_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(text(line(number)) + "\n" for number in range(1, 2001)))
     tracemalloc.start()
@@ -196,7 +195,7 @@ def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
     assert len(read_metrics(path)) == len(read_metrics(path, 2000)) == 1990
 
 
-def test_rounds_that_have_no_line_any_more_are_said(tmp_path: Path) -> None:
+def test_rounds_without_a_line_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(text(line(1)) + "\n" + text(line(2))[:-9])
     with contextlib.closing(MetricsFile(path, 2)) as file:
@@ -225,18 +224,18 @@ ODD = [
 
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
-def test_foreign_lines_are_ignored(tmp_path: Path, odd: str) -> None:
+def test_invalid_lines_are_ignored(tmp_path: Path, odd: str) -> None:
     (tmp_path / "m.jsonl").write_text(odd + '\n{"round":2}\n')
     assert read_metrics(tmp_path / "m.jsonl") == [RoundLine(round=2)]
 
 
-def test_a_folder_in_place_of_the_file_gives_a_message(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_metrics_file_gives_an_error_message(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "absent.jsonl") == []
     with pytest.raises(CannotRecord, match=r"cannot be read: Is a directory\. Move it away"):
         read_metrics(tmp_path)
 
 
-def test_a_full_disk_is_reported_and_leaves_the_file_whole(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_does_not_damage_the_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path, 0)
     file.append(line(1))
@@ -263,7 +262,7 @@ def no_file_above(size: int) -> Iterator[None]:
 
 @pytest.fixture
 def log_file(tmp_path: Path) -> Iterator[Path]:
-    """Nobody logs but the test."""
+    """Return the path of a log file; during the test, there are no other log handlers."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     root.handlers = []
@@ -273,13 +272,13 @@ def log_file(tmp_path: Path) -> Iterator[Path]:
     root.handlers, root.level = before, level
 
 
-def test_every_line_names_peer_engine_and_round_from_when_they_are_known(log_file: Path) -> None:
+def test_every_log_line_names_peer_engine_and_round_once_these_are_known(log_file: Path) -> None:
     set_up_logging(log_file, stderr=False)
     log_with(peer="12D3KooW", engine="libp2p")
     logging.getLogger("swarmd").info("before")
     log_with(round=3)
     logging.getLogger("library").warning("in a round")
-    set_up_logging(None, stderr=False)  # of the next node in this process
+    set_up_logging(None, stderr=False)  # as the next node in this process does
     before, within = (json.loads(text) for text in log_file.read_text().splitlines())
     assert (before["peer"], before["engine"], before.get("round")) == ("12D3KooW", "libp2p", None)
     assert (within["peer"], within["round"], within["event"]) == ("12D3KooW", 3, "in a round")
@@ -295,7 +294,7 @@ def test_the_log_is_json_with_tracebacks_and_rotates(
     except OSError:
         logging.getLogger("library").exception("could not %s", "dial")
     logging.getLogger("library").debug("not written")
-    # Told at each request: not written
+    # httpx2 logs these lines for each request, so they are dropped.
     logging.getLogger("httpx2").info("HTTP Request: POST http://judge.example")
     logging.getLogger("httpcore2.connection").info("connect_tcp.started")
     logging.getLogger("httpx2").warning("kept")
@@ -321,17 +320,17 @@ class NoMoreFiles(trio.abc.Listener[trio.abc.Stream]):
     async def aclose(self) -> None: ...
 
 
-async def test_the_log_names_missing_open_files_once_with_the_remedy(
+async def test_a_lack_of_file_descriptors_is_logged_once_with_the_remedy(
     log_file: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     set_up_logging(log_file, stderr=False)
-    with trio.move_on_after(3):  # thirty of them
+    with trio.move_on_after(3):  # thirty failed calls
         await trio.serve_listeners(lambda _: trio.sleep(0), [NoMoreFiles()])
     (line,) = map(json.loads, log_file.read_text().splitlines())
     assert "EMFILE" in line["event"] and "ulimit -n" in line["event"] and "exception" not in line
 
 
-def test_a_line_that_finds_the_disk_full_says_nothing_on_the_terminal_and_mistakes_do(
+def test_a_full_disk_while_logging_is_silent_but_a_wrong_log_call_is_not(
     log_file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     set_up_logging(log_file, stderr=False)

@@ -1,4 +1,4 @@
-"""One node at a time owns a state folder, however its predecessor ended."""
+"""One node at a time owns a state folder, and the next can open it however the last one ended."""
 
 import errno
 import fcntl
@@ -33,22 +33,22 @@ sys.stdin.read()
 """
 
 
-def test_a_new_folder_is_private(tmp_path: Path) -> None:
+def test_a_new_state_folder_is_private(tmp_path: Path) -> None:
     with StateFolder.open(tmp_path / "deep" / "state") as state:
         assert stat.S_IMODE(state.path.stat().st_mode) == 0o700 and in_use(state.path)
     assert not in_use(tmp_path / "deep" / "state")
 
 
-def test_another_user_such_as_root_sees_that_a_node_runs(
+def test_another_user_such_as_root_can_see_that_a_node_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or `sudo swarmd stop` would not wait for the node to stop."""
+    """Otherwise `sudo swarmd stop` would not wait for the node to stop."""
     with StateFolder.open(tmp_path):
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         assert in_use(tmp_path)
 
 
-def test_the_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_owner_is_rejected_with_the_pid_of_the_first(tmp_path: Path) -> None:
     folder = tmp_path / "Application Support"
     with StateFolder.open(folder), pytest.raises(StateFolderInUse, match=f"pid {os.getpid()}") as refused:
         StateFolder.open(folder)
@@ -56,8 +56,8 @@ def test_the_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path) -
     StateFolder.open(folder).close()
 
 
-def test_checking_for_a_running_node_takes_no_ownership(tmp_path: Path) -> None:
-    """However long the machine takes to let it go on."""
+def test_checking_for_a_running_node_does_not_stop_another_from_opening_the_folder(tmp_path: Path) -> None:
+    """The check holds a lock for 0.4 s here, as it might on a slow machine."""
     StateFolder.open(tmp_path).close()
     (tmp_path / LOCK_FILE).write_text("")
     with (tmp_path / LOCK_FILE).open("r+") as looking:
@@ -67,8 +67,8 @@ def test_checking_for_a_running_node_takes_no_ownership(tmp_path: Path) -> None:
         StateFolder.open(tmp_path).close()
 
 
-def test_files_half_written_at_a_kill_are_removed_at_the_next_start(tmp_path: Path) -> None:
-    """Also of the key: `swarmd leave --everything` must leave no copy of it."""
+def test_partial_files_of_a_killed_node_are_removed_at_the_next_start(tmp_path: Path) -> None:
+    """Partial key files too, because `swarmd leave --everything` must leave no copy of the key."""
     own = {".gitignore", ".notes.txt", "notes.0123456789abcdef"}
     for name in (*own, ".identity.key.0123456789abcdef", ".seen.fedcba9876543210"):
         (tmp_path / name).write_text("half")
@@ -76,10 +76,10 @@ def test_files_half_written_at_a_kill_are_removed_at_the_next_start(tmp_path: Pa
     assert {path.name for path in tmp_path.iterdir()} == {LOCK_FILE, *own}
 
 
-def test_a_command_that_has_the_folder_briefly_is_waited_for(
+def test_a_node_waits_for_a_command_that_uses_the_folder_briefly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A service whose node starts during `swarmd doctor network` would be given up for good."""
+    """Otherwise a service that starts its node during `swarmd doctor network` would fail for good."""
     command = StateFolder.open(tmp_path, briefly=True)
     assert in_use(tmp_path)
     threading.Timer(0.4, command.close).start()
@@ -88,7 +88,7 @@ def test_a_command_that_has_the_folder_briefly_is_waited_for(
 
 
 @pytest.mark.net
-def test_a_killed_owner_leaves_the_folder_free_though_its_child_lives(tmp_path: Path) -> None:
+def test_a_killed_owner_frees_the_folder_even_if_its_child_process_lives(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -98,7 +98,7 @@ def test_a_killed_owner_leaves_the_folder_free_though_its_child_lives(tmp_path: 
             StateFolder.open(tmp_path)
         owner.kill()
         owner.wait(TIMEOUT_S)
-        os.kill(child, 0)  # alive
+        os.kill(child, 0)  # the child is alive
         StateFolder.open(tmp_path).close()
     finally:
         os.kill(child, signal.SIGKILL)
@@ -106,7 +106,7 @@ def test_a_killed_owner_leaves_the_folder_free_though_its_child_lives(tmp_path: 
         owner.stdout.close()
 
 
-def test_unusable_state_folders_are_refused_with_a_remedy(tmp_path: Path) -> None:
+def test_unusable_state_folders_are_rejected_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
@@ -117,7 +117,7 @@ def test_unusable_state_folders_are_refused_with_a_remedy(tmp_path: Path) -> Non
             StateFolder.open(bad)
 
 
-def test_an_atomic_write_replaces_the_file_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_an_atomic_write_replaces_the_whole_file_and_leaves_no_other_file(tmp_path: Path) -> None:
     for pid in (1, 2):
         write_atomically(tmp_path / "run.json", {"pid": pid})
     (tmp_path / "folder").mkdir()
@@ -127,10 +127,10 @@ def test_an_atomic_write_replaces_the_file_whole_and_leaves_nothing_else(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run.json"]
 
 
-def test_folders_that_the_file_system_cannot_sync_are_written_to(
+def test_writing_works_on_file_systems_that_cannot_sync_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """VirtualBox's shared folders cannot be synced. PostgreSQL ignores that error, too."""
+    """VirtualBox's shared folders cannot be synced. PostgreSQL ignores this error as well."""
     real = os.fsync
 
     def refusing(refuses: Callable[[int], bool]) -> Callable[[int], None]:
@@ -159,7 +159,7 @@ FOREIGN: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_lock_that_is_somebody_elses_file_is_not_written_to(tmp_path: Path, kind: str) -> None:
+def test_a_lock_file_that_is_a_link_or_no_regular_file_is_not_written_to(tmp_path: Path, kind: str) -> None:
     state, lock, precious = tmp_path / "state", tmp_path / "state" / LOCK_FILE, tmp_path / "precious"
     state.mkdir(mode=0o700)
     precious.write_text("mine")
@@ -183,14 +183,14 @@ SEEDS = [
 
 
 @pytest.mark.parametrize("content", SEEDS, ids=range(len(SEEDS)))
-def test_an_odd_seed_is_set_aside_and_another_drawn(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_seed_file_is_renamed_and_another_seed_drawn(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "node.json").write_bytes(content)
     drawn = node_seed(None, tmp_path)
     assert 0 <= drawn < 2**63 and node_seed(None, tmp_path) == drawn
     assert (tmp_path / "node.json.corrupt").read_bytes() == content
 
 
-def test_a_seed_that_cannot_be_kept_gives_a_message(tmp_path: Path) -> None:
+def test_a_seed_that_cannot_be_saved_gives_an_error_message(tmp_path: Path) -> None:
     for name in ("node.json", "node.json.corrupt"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").touch()
@@ -198,10 +198,10 @@ def test_a_seed_that_cannot_be_kept_gives_a_message(tmp_path: Path) -> None:
         node_seed(None, tmp_path)
 
 
-def test_a_file_system_without_permissions_has_another_remedy(
+def test_a_file_system_without_permissions_gives_another_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On FAT and 9p every file has the same mode, and chmod changes none."""
+    """On FAT and 9p, every file has the same mode, and chmod has no effect."""
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="Run `chmod o-w"):
         StateFolder.open(tmp_path)

@@ -1,9 +1,9 @@
-"""Contains itself, then tries to get out: prints `<attempt> <result>` for each.
+"""A process that contains itself, then tries forbidden actions, and prints `<attempt>: <result>` for each.
 
-Run as a command by test_containment.py.
+test_containment.py runs it as a command.
 
-The C functions are called directly, past Python and its audit hook, so only the kernel can refuse them.
-`hook` as argument: through Python.
+With the argument `kernel`, it calls C functions directly, without Python's audit hook, so that only the
+kernel can refuse them. With the argument `hook`, it acts through Python.
 """
 
 import ctypes

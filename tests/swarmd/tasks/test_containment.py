@@ -1,6 +1,6 @@
-"""The rights that a worker has given up, tried from inside.
+"""A contained worker cannot use the rights that it has given up.
 
-By the kernel's filter, by the audit hook, and by ReasoningGYM's own unsafe scorers.
+The kernel's filter and the audit hook are tested separately, and both with ReasoningGYM's own unsafe scorers.
 """
 
 import errno
@@ -40,7 +40,7 @@ def probe(how: str, path: Path) -> dict[str, str]:
 
 @pytest.mark.net
 @ONLY_FILTERED
-def test_the_kernel_refuses_calls_that_get_past_python(tmp_path: Path) -> None:
+def test_the_kernel_refuses_calls_that_bypass_python(tmp_path: Path) -> None:
     outcomes = probe("kernel", tmp_path / "made")
     assert outcomes.pop("contained") == "True" and outcomes.pop("memory") == "refused"
     assert len(outcomes) == 12
@@ -49,7 +49,7 @@ def test_the_kernel_refuses_calls_that_get_past_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.net
-def test_the_audit_hook_refuses_if_there_is_no_filter(tmp_path: Path) -> None:
+def test_the_audit_hook_refuses_the_same_actions_without_a_kernel_filter(tmp_path: Path) -> None:
     outcomes = probe("hook", tmp_path / "made")
     assert outcomes.pop("contained") == "False" and len(outcomes) == 12
     assert set(outcomes.values()) == {"refused"}, outcomes
@@ -57,7 +57,7 @@ def test_the_audit_hook_refuses_if_there_is_no_filter(tmp_path: Path) -> None:
 
 
 def verdict(program: list[seccomp.Instruction], architecture: int, number: int, third: int) -> int:
-    """Return the kernel's verdict: classic BPF, the four operations we use (linux/filter.h)."""
+    """Return the kernel's verdict; interprets the four operations of classic BPF in use (linux/filter.h)."""
     data = {seccomp.NUMBER: number, seccomp.ARCHITECTURE: architecture, seccomp.THIRD_ARGUMENT: third}
     at, accumulator = 0, 0
     while True:
@@ -75,7 +75,7 @@ def verdict(program: list[seccomp.Instruction], architecture: int, number: int, 
 
 
 @pytest.mark.parametrize("name", sorted(seccomp.MACHINES))
-def test_the_filter_allows_its_listed_calls_and_nothing_else(name: str) -> None:
+def test_the_filter_allows_only_the_listed_system_calls(name: str) -> None:
     machine = seccomp.MACHINES[name]
     program = list(seccomp.program(machine))
     for number in range(1024):
@@ -83,7 +83,7 @@ def test_the_filter_allows_its_listed_calls_and_nothing_else(name: str) -> None:
             memory = number in machine.memory.values() and not protection & seccomp.PROT_EXEC
             expected = ALLOW if memory or number in machine.calls.values() else REFUSE
             assert verdict(program, machine.architecture, number, protection) == expected
-    # X32: the same calls under other numbers
+    # The x32 ABI has the same calls with other numbers.
     assert verdict(program, machine.architecture, 0x40000000, 0) == REFUSE
     others = {m.architecture for m in seccomp.MACHINES.values()} - {machine.architecture} | {0x40000003}
     assert all(
@@ -95,10 +95,10 @@ def test_the_filter_allows_its_listed_calls_and_nothing_else(name: str) -> None:
 
 @pytest.mark.net
 @pytest.mark.parametrize("left_out", ["nothing", pytest.param("no-hook", marks=ONLY_FILTERED), "no-seccomp"])
-def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: Path) -> None:
-    """binary_matrix's own scorer evaluates the answer, propositional_logic's takes exponential time.
+def test_scorers_that_execute_answers_are_contained(left_out: str, tmp_path: Path) -> None:
+    """binary_matrix's own scorer evaluates the answer; propositional_logic's own takes exponential time.
 
-    Here they may; nothing comes of it.
+    In this test they may run, and the containment limits their effect.
     """
     tasks, rng = tasks_of("sapo-9"), random.Random(3)
     command = (sys.executable, "-m", "tests.swarmd.tasks.unguarded", left_out)
@@ -121,7 +121,8 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
             ended.append(judgement.reason)
             assert judgement.reward == 0, payload
             assert target.touched() == [], payload
-        # Two lives of 0.2 s each at most, and the forks; by itself one answer takes minutes.
+        # An answer takes at most two workers of 0.2 s each, and their forks. Without limits, one answer takes
+        # minutes.
         assert cpu_seconds(verifier.pid) - begun < len(ended)
         assert sum(reason is GradeReason.TIMEOUT for reason in ended) >= (2 if left_out != "no-hook" else 3)
         assert verifier.restarts == restarts and len(descendants(verifier.pid)) == 1
@@ -132,19 +133,19 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
 
 
 COUNT = 2000
-# Seconds of CPU time for which an answer may hold the round, in the mean; a task that takes 0.2 is ended
-# (test_verifier.py)
+# Limit of the mean CPU seconds that an answer costs the round. A task that takes 0.2 s is ended
+# (test_verifier.py).
 HOLD = 0.001
 
 
 @pytest.mark.net
-def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
+def test_two_thousand_hostile_answers_have_no_effect(tmp_path: Path) -> None:
     rng = random.Random(7)
     kinds = [(name, specialty) for name in ("sapo-9", "tiny-9") for specialty in CURRICULA[name].specialties]
     reasons: Counter[GradeReason] = Counter()
     with watched(tmp_path / "watched") as target, Verifier("sapo-9") as sapo, Verifier("tiny-9") as tiny:
         verifiers = {"sapo-9": sapo, "tiny-9": tiny}
-        for verifier in verifiers.values():  # both are up, and only the marking is measured
+        for verifier in verifiers.values():  # start both, so that only marking is measured
             verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])
         restarts, begun = (
             [v.restarts for v in verifiers.values()],
@@ -162,7 +163,7 @@ def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
                 (judgement,) = verifiers[name].judge([(task.ref, [completion])])[0]
                 reasons[judgement.reason] += 1
                 assert judgement.reward == 0, (task.ref, text[:200])
-        assert all(len(descendants(v.pid)) == 1 for v in verifiers.values())  # its one worker
+        assert all(len(descendants(v.pid)) == 1 for v in verifiers.values())  # one worker each
         assert [v.restarts for v in verifiers.values()] == restarts
         assert target.touched() == []
         held = (sum(cpu_seconds(v.pid) for v in verifiers.values()) - begun) / reasons.total()

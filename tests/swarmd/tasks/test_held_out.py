@@ -1,4 +1,4 @@
-"""Committed questions: everyone makes the same ones of a seed, and held-out texts are not trained on."""
+"""The judge's committed questions follow from a seed alone, and held-out texts are not trained on."""
 
 import hashlib
 import hmac
@@ -41,7 +41,7 @@ TERMS = st.builds(
 
 
 @given(TERMS, TERMS, SEEDS, SEEDS)
-def test_a_commitment_holds_for_its_terms_and_seed_alone(
+def test_a_commitment_matches_only_its_own_terms_and_seed(
     terms: Terms, others: Terms, seed: bytes, other: bytes
 ) -> None:
     said = commitment(terms, seed)
@@ -49,8 +49,8 @@ def test_a_commitment_holds_for_its_terms_and_seed_alone(
     assert (said == commitment(others, other)) == ((terms, seed) == (others, other))
 
 
-def test_the_commitment_and_the_questions_as_the_protocol_says_in_words() -> None:
-    """Written from docs/judge-protocol.md, apart from our own code."""
+def test_commitment_and_questions_follow_the_documented_protocol() -> None:
+    """The expected values are computed from docs/judge-protocol.md, without the product's code."""
     seed = bytes(range(32))
     lines = ["swarmd judge window v1", TINY_9.digest, "7", "1800000000", "1800086400", "1000", seed.hex()]
     terms = Terms(TINY_9.digest, 7, 1_800_000_000, 1_800_086_400, 1_000)
@@ -69,21 +69,23 @@ def test_the_commitment_and_the_questions_as_the_protocol_says_in_words() -> Non
             for attempt in range(200)
         ]
         assert task.ref.n in tried
-        # The first that is there and, if texts are held out, has one of them
+        # The question is the first that exists and, if the specialty holds out texts, has a held-out text.
         for n in tried[: tried.index(task.ref.n)]:
             passed = tasks_of("tiny-9").task(TaskRef(task.ref.specialty, n))
             assert passed is None or hashlib.sha256(passed.question.encode()).digest()[0] >= 16
 
 
 @given(SEEDS, st.text("abc123", min_size=1, max_size=9), st.integers(1, 2_000))
-def test_a_peer_goes_round_the_whole_set(seed: bytes, peer: str, questions: int) -> None:
+def test_a_peer_is_asked_the_whole_set_before_a_question_repeats(
+    seed: bytes, peer: str, questions: int
+) -> None:
     places = [place_in_set(seed, peer, place, questions) for place in range(questions)]
     assert sorted(places) == list(range(questions))
     assert place_in_set(seed, peer, questions, questions) == places[0]
 
 
 @pytest.mark.parametrize("name", ["ladder-9", "sapo-9", "tiny-9"])
-def test_held_out_texts_are_asked_by_the_judge_and_trained_on_by_nobody(name: str) -> None:
+def test_the_judge_asks_held_out_texts_and_no_node_trains_on_them(name: str) -> None:
     tasks = tasks_of(name)
     asked = [question(tasks, b"\x01" * 32, index) for index in range(60)]
     trained = tasks.draw(300, random.Random(1))
@@ -96,7 +98,7 @@ def test_held_out_texts_are_asked_by_the_judge_and_trained_on_by_nobody(name: st
     assert all(tasks.task(task.ref) == task for task in asked)
 
 
-def test_a_training_draw_takes_the_next_number_whose_text_is_not_held_out() -> None:
+def test_a_training_draw_skips_numbers_whose_text_is_held_out() -> None:
     tasks = CurriculumTasks(TINY_9, ["bf"])
 
     def drawn_at(n: int) -> Task:
@@ -110,7 +112,7 @@ def test_a_training_draw_takes_the_next_number_whose_text_is_not_held_out() -> N
     assert 0 <= drawn_at(TRAINING_TASKS - 1).ref.n < TRAINING_TASKS
 
 
-def test_about_one_text_of_sixteen_is_held_out() -> None:
+def test_about_one_text_in_sixteen_is_held_out() -> None:
     tasks = tasks_of("sapo-9")
     for specialty in ("arc_1d", "base_conversion"):
         drawn = [task for n in range(2_000) if (task := tasks.task(TaskRef(specialty, n)))]
@@ -132,7 +134,7 @@ def test_a_strict_curriculum_holds_out_the_same_texts() -> None:
         assert CURRICULA[name].held_by_text == CURRICULA[f"{name}-strict"].held_by_text
 
 
-def test_tasks_that_make_no_question_are_given_up() -> None:
+def test_a_specialty_that_makes_no_question_gives_an_error() -> None:
     asked: list[TaskRef] = []
     silent = SimpleNamespace(curriculum=Curriculum("silent", {"one": {}}), task=asked.append)
     with pytest.raises(NoQuestion, match="one of silent makes no question"):
@@ -140,8 +142,8 @@ def test_tasks_that_make_no_question_are_given_up() -> None:
     assert len(asked) == MAX_FAILURES
 
 
-def test_a_specialty_that_makes_some_questions_is_not_given_up() -> None:
-    """If it makes none whose text is held out, it asks the last that it made."""
+def test_a_specialty_that_makes_few_questions_gives_no_error() -> None:
+    """If none of its questions has a held-out text, the last question is asked."""
     lessons = Curriculum("some", {"one": {}}, held_by_text=frozenset({"one"}))
     made: list[Task | None] = []
 
@@ -159,7 +161,7 @@ def test_a_specialty_that_makes_some_questions_is_not_given_up() -> None:
     assert found is made[-1] and found.question == "last" and len(made) == MAX_TRIES
 
 
-def test_a_seed_of_another_length_is_refused() -> None:
+def test_a_seed_of_the_wrong_length_is_rejected() -> None:
     for length in (SEED_BYTES - 1, SEED_BYTES + 1):
         with pytest.raises(ValueError, match="has 32 bytes"):
             commitment(Terms(TINY_9.digest, 1, 0, 60, 10), bytes(length))

@@ -1,4 +1,4 @@
-"""The levels of ladder-9, and the staircase that chooses among them."""
+"""The levels of ladder-9, and the staircase that chooses a level for each subject."""
 
 import random
 import time
@@ -43,19 +43,20 @@ def group(specialty: str, *rewards: float) -> Scored:
     return Scored(rollout, "?", rewards, 1)
 
 
-def test_each_subject_climbs_from_tiny_to_sapo_and_beyond() -> None:
+def test_the_levels_of_each_subject_range_from_tiny_9_to_above_sapo_9() -> None:
     assert set(map(subject_of, LADDER_9.specialties)) == set(SAPO_9.specialties)
     for subject, names in LADDERS.items():
         assert list(map(level_of, names)) == list(range(1, len(names) + 1))
         assert TINY_9.configs[subject] in [LADDER_9.configs[name] for name in names[:2]]
-        if subject != "bf":  # which has one level, the default
+        if subject != "bf":  # bf has one level
             assert LADDER_9.configs[names[-2]] == SAPO_9.configs[subject]
 
 
 @pytest.mark.parametrize("subject", sorted(set(LADDERS) - {"calendar_arithmetic"}))
-def test_questions_and_answers_grow_with_the_level(subject: str) -> None:
+def test_questions_and_answers_become_longer_with_the_level(subject: str) -> None:
     tasks, names = tasks_of("ladder-9"), LADDERS[subject]
-    # Its level 1 has an operator in each premise, so that a premise is an answer; level 2 has not.
+    # Level 1 of propositional_logic is left out: each of its premises has an operator, so its texts are
+    # longer.
     sizes = [
         fmean(len(task.question) + len(solution(tasks, task)) for task in sampled(name, 64))
         for name in (names[1:] if subject == "propositional_logic" else names)
@@ -63,7 +64,7 @@ def test_questions_and_answers_grow_with_the_level(subject: str) -> None:
     assert sizes == sorted(sizes) and len(set(sizes)) == len(sizes), sizes
 
 
-def test_calendar_questions_are_of_more_kinds_and_longer_spans() -> None:
+def test_higher_levels_of_calendar_questions_have_more_kinds_and_longer_spans() -> None:
     datasets = [tasks_of("ladder-9").dataset(name) for name in LADDERS["calendar_arithmetic"]]
     spans = [dataset.config.offset_upper_bound for dataset in datasets]
     kinds = [len(dataset.config.tasks) for dataset in datasets]
@@ -71,7 +72,7 @@ def test_calendar_questions_are_of_more_kinds_and_longer_spans() -> None:
 
 
 @pytest.mark.parametrize("specialty", LADDER_9.specialties)
-def test_honest_answers_fit_and_questions_are_made_quickly(specialty: str) -> None:
+def test_right_answers_fit_the_length_limit_and_questions_are_made_quickly(specialty: str) -> None:
     tasks, longest = tasks_of("ladder-9"), MAX_ANSWER_CHARACTERS[subject_of(specialty)]
     begun = time.process_time()
     made = sampled(specialty, 128)
@@ -80,15 +81,15 @@ def test_honest_answers_fit_and_questions_are_made_quickly(specialty: str) -> No
     assert all(0 < len(solution(tasks, task)) <= longest for task in made)
 
 
-def test_a_node_begins_at_the_first_level_and_moves_by_groups_that_are_all_right_or_all_wrong() -> None:
+def test_levels_start_at_one_and_move_after_groups_all_right_or_all_wrong() -> None:
     stairs = Staircase(LADDER_9.specialties)
     assert stairs.asked == [names[0] for names in LADDERS.values()]
     stairs.saw([group("binary_matrix.1", 0, 0), group("arc_1d.1", 1, 1), group("basic_arithmetic.1", 1, 0)])
     assert Counter(stairs.levels.values()) == {1: 8, 2: 1} and stairs.levels["arc_1d"] == 2
-    # Late groups of the level before, and a second one of the same round, are no further steps.
+    # Late groups of the previous level, and a second group in the same round, cause no further step.
     stairs.saw([group("arc_1d.1", 1, 1), group("arc_1d.2", 0, 0), group("arc_1d.2", 0, 0)])
     assert stairs.levels["arc_1d"] == 1
-    # Partly right throughout is not right.
+    # A group in which each answer is partly right is not all right.
     stairs.saw([group("arc_1d.1", 1, 1), group("arc_1d.2", 0.5, 0.5)])
     assert stairs.levels["arc_1d"] == 1
 
@@ -103,7 +104,7 @@ def test_a_node_begins_at_the_first_level_and_moves_by_groups_that_are_all_right
     ),
     st.sets(st.sampled_from(LADDER_9.specialties), min_size=1),
 )
-def test_the_staircase_stays_in_range_and_moves_one_step(
+def test_the_staircase_stays_in_range_and_moves_one_level_at_a_time(
     seen: Sequence[tuple[str, list[float]]], asked: set[str]
 ) -> None:
     stairs, again = Staircase(asked), Staircase(asked)
@@ -118,19 +119,19 @@ def test_the_staircase_stays_in_range_and_moves_one_step(
     assert again.asked == stairs.asked
 
 
-def test_levels_of_a_checkpoint_that_are_not_asked_are_left_out() -> None:
+def test_levels_in_a_checkpoint_that_the_node_does_not_ask_are_ignored() -> None:
     stairs = Staircase(["binary_matrix.1", "binary_matrix.2", "arc_1d.3"])
     stairs.restore({"binary_matrix": 2, "arc_1d": 1, "gone": 4})
     assert stairs.asked == ["arc_1d.3", "binary_matrix.2"]
 
 
-def test_curricula_without_levels_have_none() -> None:
+def test_a_curriculum_without_levels_has_an_empty_staircase() -> None:
     stairs = Staircase(TINY_9.specialties)
     stairs.saw([group("bf", 1, 1)])
     assert stairs.levels == {} and tuple(stairs.asked) == TINY_9.specialties
 
 
-def test_a_subject_stands_for_its_levels_and_a_specialty_for_itself() -> None:
+def test_a_configured_subject_means_all_its_levels_and_a_specialty_only_itself() -> None:
     assert LADDER_9.asked(["bf", "arc_1d.2", "binary_matrix"]) == (
         "arc_1d.2",
         "bf.1",
@@ -143,7 +144,7 @@ def test_a_subject_stands_for_its_levels_and_a_specialty_for_itself() -> None:
         LADDER_9.asked(["bf.9"])
 
 
-def test_a_node_draws_at_its_levels_and_knows_all() -> None:
+def test_a_node_draws_at_its_current_levels_and_knows_all_levels() -> None:
     tasks = CurriculumTasks(LADDER_9, ["binary_matrix", "arc_1d"])
     tasks.staircase.saw([group("binary_matrix.1", 1, 1)])
     drawn = [task.ref for task in tasks.draw(40, random.Random(1))]
@@ -151,7 +152,7 @@ def test_a_node_draws_at_its_levels_and_knows_all() -> None:
     assert [task.ref for task in tasks.draw(40, random.Random(1))] == drawn
     every = {task.ref.specialty for task in tasks.draw(200, random.Random(1), all_levels=True)}
     assert every == {*LADDERS["binary_matrix"], *LADDERS["arc_1d"]}
-    # Other nodes' questions are known at each level, and the judge asks all.
+    # Other nodes' questions of every level are known, and the judge asks all levels.
     assert all(tasks.task(TaskRef(name, 1)) for name in LADDER_9.specialties)
     held_out = tasks.draw_held_out(600, random.Random(1))
     assert {task.ref.specialty for task in held_out} == set(LADDER_9.specialties)

@@ -1,4 +1,4 @@
-"""Own tasks: the form of a plug-in, the handling of one that misbehaves, and the content of its digest."""
+"""Own tasks: the interface of a plug-in, the effect of faulty plug-ins, and the digest."""
 
 import functools
 import logging
@@ -66,7 +66,7 @@ def unruly() -> Iterator[Verifier]:
         yield verifier
 
 
-def test_the_example_asks_and_scores() -> None:
+def test_the_documented_example_asks_and_scores() -> None:
     found = curriculum_of(NodeConfig(swarm=SwarmConfig(curriculum=str(EXAMPLE))))
     assert (found.name, found.specialties) == ("sums", ("add", "subtract"))
     assert swarm_digest(found) != swarm_digest(TINY_9)
@@ -105,14 +105,14 @@ def test_a_plugins_scores_are_rewards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [True, 1, np.float32(1), np.int64(1), np.bool_(True), np.array(1.0)])
-def test_a_reward_may_be_a_number_of_numpy(given: object) -> None:
+def test_a_reward_may_be_a_numpy_number(given: object) -> None:
     assert reward(SimpleNamespace(score=lambda: given), "score") == 1.0
     for wrong in ("1", b"1", None, 1j, np.array([1.0, 1.0]), np.float32("nan")):
         with pytest.raises(TaskFault, match=r"score gave .*, not a number from 0 to 1"):
             reward(SimpleNamespace(score=lambda wrong=wrong: wrong), "score")
 
 
-def test_parts_that_make_one_are_one_and_those_that_make_nothing_are_nothing() -> None:
+def test_sums_of_rewards_are_rounded_to_one_and_zero() -> None:
     for parts, made in (((0.4, 0.2, 0.3, 0.1), 1.0), ([1 / 9] * 9, 1.0), ((0.3, *[-0.1] * 3), 0.0)):
         total = functools.reduce(operator.add, parts)
         assert (
@@ -121,8 +121,8 @@ def test_parts_that_make_one_are_one_and_those_that_make_nothing_are_nothing() -
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_text_behind_an_answer_is_kept_only_if_it_is_scored(tmp_path: Path, whole: bool) -> None:
-    """A whole text that earned 1 is trained on whole: its part in tags alone earns 0."""
+def test_text_after_an_answer_is_kept_only_if_it_is_scored(tmp_path: Path, whole: bool) -> None:
+    """If whole texts are scored, the whole text is trained on, because its answer alone earns nothing."""
     limits = f"limits = {{'whole': {whole}}}\n"
     score = "def score(facts, answer):\n    return answer in ('<answer>1</answer> yes', '1')\n"
     found = find_curriculum(plugin(tmp_path, GOOD.partition("def score")[0] + score + limits))
@@ -154,10 +154,10 @@ OWN_REWARD = "def reward(facts, answer, score):\n    return (score + (answer == 
         (str(EXAMPLE), TaskRef("add", 7), "facts + 1"),
     ],
 )
-def test_an_own_reward_changes_no_question_and_no_swarm(
+def test_an_own_reward_changes_neither_the_questions_nor_the_swarm(
     tmp_path: Path, curriculum: str, ref: TaskRef, facts: str
 ) -> None:
-    """It gets the facts, the answer and the curriculum's own score."""
+    """The reward function receives the facts, the answer and the curriculum's own score."""
     file = tmp_path / "mine.py"
     file.write_text(OWN_REWARD.replace("{facts}", facts))
     theirs, ours = find_curriculum(curriculum), find_curriculum(curriculum, str(file))
@@ -183,7 +183,7 @@ def test_an_own_reward_changes_no_question_and_no_swarm(
         ("def score(f, a): return 1", r"it has no function reward\(facts, answer, score\)"),
     ],
 )
-def test_an_own_reward_that_cannot_be_used_is_named_before_anything_is_joined(
+def test_an_unusable_own_reward_is_reported_before_the_node_joins(
     tmp_path: Path, text: str, words: str
 ) -> None:
     file = tmp_path / "mine.py"
@@ -194,12 +194,12 @@ def test_an_own_reward_that_cannot_be_used_is_named_before_anything_is_joined(
         )
 
 
-# After these a worker is of no further use.
+# These actions end the worker.
 ENDING = ("hangs", "dies", "eats")
 
 
 @pytest.mark.parametrize("how", [*FATAL, *WRONG])
-def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
+def test_a_failed_score_counts_as_wrong_and_is_logged_and_scoring_continues(
     unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     unruly.make(TaskRef("fine", 1))
@@ -208,7 +208,7 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
         row, fine = unruly.score(
             [(TaskRef(how, 1), said("good", "?", "bad", "good")), (TaskRef("fine", 1), said("good", "bad"))]
         )
-    # A rollout that kills two workers loses its remaining scores
+    # A rollout that kills two workers gets no score for its remaining answers.
     assert row == (1.0, 0.0, 0.0, 0.0 if how == "dies" else 1.0)
     assert fine == (1.0, 0.0)
     assert f"the tasks unruly: {how} n = 1: score" in caplog.text and "\x1b" not in caplog.text
@@ -219,7 +219,7 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
 
 
 def test_a_plugins_time_limit_counts_cpu_time(tmp_path: Path) -> None:
-    """An answer that waits without using it is right, up to five times its seconds."""
+    """An answer may wait without CPU use for up to five times the limit."""
     text = (
         GOOD.partition("def score")[0]
         + "import time\nlimits = {'seconds': 0.25}\ndef score(facts, answer):\n"
@@ -249,7 +249,7 @@ def word(*fields: object) -> bytes:
     ],
     ids=["no reason", "more than the whole reward", "cut", "no message", "too long", "another word"],
 )
-def test_output_of_a_plugin_in_the_pipe_costs_its_own_answer(tmp_path: Path, written: bytes) -> None:
+def test_a_plugin_that_writes_to_the_pipe_loses_only_its_own_answer(tmp_path: Path, written: bytes) -> None:
     forging = (
         f"    if answer == 'forge':\n        for to in range(3, 16):\n            with suppress(OSError):"
         f" os.write(to, {written!r})\n        os._exit(1)\n"
@@ -281,7 +281,7 @@ def test_a_question_that_fails_is_skipped(
     assert unruly.make(TaskRef("fine", 10)).question.startswith("fine 10 of ") and unruly.restarts == 0
 
 
-def test_each_kind_of_a_plugins_faults_is_logged_once_with_its_place(
+def test_each_kind_of_plugin_fault_is_logged_once_with_its_line(
     unruly: Verifier, caplog: pytest.LogCaptureFixture
 ) -> None:
     unruly.faults.clear()
@@ -295,10 +295,10 @@ def test_each_kind_of_a_plugins_faults_is_logged_once_with_its_place(
     assert once.endswith("(unruly.py, line 52)") and "raises score: ValueError" in unruly.faults
 
 
-def test_no_code_of_a_plugin_runs_in_the_node(unruly: Verifier) -> None:
+def test_plugin_code_does_not_run_in_the_nodes_process(unruly: Verifier) -> None:
     _, _, _, pid, number = unruly.make(TaskRef("fine", 1)).question.split()
     assert int(pid) not in (os.getpid(), os.getppid())
-    assert float(number) == random.Random(1).random()  # `random` is seeded for those that forget to
+    assert float(number) == random.Random(1).random()  # `random` is seeded for plug-ins that do not
     long = "x" * 51
     assert [score.reason for score in unruly.judge([(TaskRef("fine", 1), said(long, "\u202e"))])[0]] == [
         GradeReason.TOO_LONG,
@@ -306,7 +306,7 @@ def test_no_code_of_a_plugin_runs_in_the_node(unruly: Verifier) -> None:
     ]
 
 
-def test_a_plugin_without_questions_ends_the_drawing_with_its_reason(unruly: Verifier) -> None:
+def test_drawing_from_a_plugin_without_questions_gives_an_error_with_the_cause(unruly: Verifier) -> None:
     found = find_curriculum(str(UNRULY))
     with pytest.raises(
         NoQuestion,
@@ -338,7 +338,7 @@ def test_a_plugin_without_questions_ends_the_drawing_with_its_reason(unruly: Ver
         (GOOD + "limits = {'seconds': 60}", r"limits: Expected `float` <= 10.0 - at `\$.seconds`"),
     ],
 )
-def test_a_malformed_plugin_is_refused_with_the_cause(tmp_path: Path, text: str, words: str) -> None:
+def test_a_malformed_plugin_is_rejected_with_the_cause(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(PluginRefused, match=words):
         load(plugin(tmp_path, text))
 
@@ -367,13 +367,15 @@ def test_a_malformed_plugin_is_refused_with_the_cause(tmp_path: Path, text: str,
         ),
     ],
 )
-def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, words: str) -> None:
+def test_an_error_about_a_plugin_that_cannot_be_used_names_its_file(
+    tmp_path: Path, text: str, words: str
+) -> None:
     path = plugin(tmp_path, text)
     with pytest.raises(ConfigError, match=rf"tasks\.py: .*{words}"):
         described(path, seconds=3) if "sleep" in text else find_curriculum(path)
 
 
-def test_a_reward_that_cannot_be_used_has_its_own_remedy(tmp_path: Path) -> None:
+def test_an_error_about_an_unusable_reward_has_its_own_remedy(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("x = 1")
     with pytest.raises(ConfigError, match=r"mine\.py: it has no function .* or leave tasks\.reward out"):
         find_curriculum("tiny-9", str(tmp_path / "mine.py"))
@@ -399,10 +401,12 @@ def test_a_plugin_finds_files_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("apple")
     text = "from pathlib import Path\nspecialties = [Path(__file__).with_name('words.txt').read_text()]\n"
     assert load(plugin(tmp_path, GOOD + text)).description.specialties == ("apple",)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tasks.py", "words.txt"], "nothing is cached"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tasks.py", "words.txt"], (
+        "loading the plug-in has written a file"
+    )
 
 
-def test_the_digest_depends_on_the_files_contents_and_not_on_its_name(tmp_path: Path) -> None:
+def test_the_digest_depends_on_the_content_of_the_file_and_not_on_its_name(tmp_path: Path) -> None:
     digests = [swarm_digest(find_curriculum(plugin(tmp_path)))]
     for name, text in (("again.py", GOOD), ("other.py", GOOD.replace("return 1", "return 0"))):
         (tmp_path / name).write_text(text)
@@ -411,7 +415,7 @@ def test_the_digest_depends_on_the_files_contents_and_not_on_its_name(tmp_path: 
 
 
 @pytest.mark.parametrize("start, line_end", [(b"", b"\r\n"), (b"", b"\r"), (b"\xef\xbb\xbf", b"\n")])
-def test_a_copy_with_other_line_ends_is_the_same_program(
+def test_a_copy_with_other_line_endings_has_the_same_digest(
     tmp_path: Path, start: bytes, line_end: bytes
 ) -> None:
     (tmp_path / "copy.py").write_bytes(start + GOOD.encode().replace(b"\n", line_end))
@@ -419,7 +423,7 @@ def test_a_copy_with_other_line_ends_is_the_same_program(
     assert copy.digest == own.digest
 
 
-def test_a_plugin_may_tell_a_right_answer(tmp_path: Path) -> None:
+def test_a_plugin_may_provide_a_right_answer(tmp_path: Path) -> None:
     told = plugin(tmp_path, GOOD + "def solution(facts):\n    return facts + 1\n")
     found = find_curriculum(told)
     with Verifier(found) as maker:
@@ -430,7 +434,7 @@ def test_a_plugin_may_tell_a_right_answer(tmp_path: Path) -> None:
         assert OwnTasks(silent, maker).solution(TaskRef("a", 7)) is None
 
 
-def test_a_file_that_changes_under_a_node_is_not_used(tmp_path: Path) -> None:
+def test_a_plugin_file_that_changes_while_the_node_runs_is_not_used(tmp_path: Path) -> None:
     found = find_curriculum(plugin(tmp_path))
     plugin(tmp_path, GOOD.replace("return 1", "return 0"))
     with (

@@ -1,7 +1,7 @@
-"""Our marks equal ReasoningGYM's on honest answers: right ones, other items' answers, and slips of the pen.
+"""swarmd and ReasoningGYM agree on right answers, answers to other items, and answers with small mistakes.
 
-Thousands of items. Wrong answers that it pays for earn as much in the faithful curricula, and nothing in the
-strict ones.
+Thousands of items are compared. Some wrong answers earn a reward from ReasoningGYM; these earn it in the
+faithful curricula as well, and nothing in the strict ones.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from testbed.hostile_answers import CODE
 from tests.swarmd.tasks.watched import watched
 from tiny_models.evaluation import grade_text
 
-ITEMS = 250  # of each specialty of sapo-9 and tiny-9; of each level of ladder-9 a fifth
+ITEMS = 250  # per specialty of sapo-9 and tiny-9; a fifth of this per level of ladder-9
 FAITHFUL = sorted(name for name, c in CURRICULA.items() if not c.strict)
 KINDS = [(name, specialty) for name in FAITHFUL for specialty in CURRICULA[name].specialties]
 
 
 def upstream(name: str, ref: TaskRef) -> tuple[Any, Any]:
-    """Return ReasoningGYM's own data set and entry, made without any code of swarmd."""
+    """Return ReasoningGYM's data set and entry, made without swarmd's code."""
     dataset = reasoning_gym.create_dataset(
         subject_of(ref.specialty), seed=ref.n, size=1, **CURRICULA[name].configs[ref.specialty]
     )
@@ -50,8 +50,8 @@ def drawn(tasks: CurriculumTasks, specialty: str, rng: random.Random, count: int
 
 
 def slips(task: Task, answer: str, rng: random.Random) -> list[str]:
-    """Yield the answer with a small mistake in it."""
-    # Well-formed ones: upstream's treatment of broken formulas is not a mark
+    """Return the answer with different small mistakes."""
+    # These formulas are well-formed, because upstream does not really mark malformed formulas.
     if subject_of(task.ref.specialty) == "propositional_logic":
         names, premises = task.entry["metadata"]["variables"], task.entry["metadata"]["premises"]
         joined = " ∨ ".join(premises)
@@ -88,7 +88,7 @@ def slips(task: Task, answer: str, rng: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize("name, specialty", KINDS)
-def test_marks_equal_upstreams_and_solutions_are_right(name: str, specialty: str) -> None:
+def test_marks_equal_upstreams_and_solutions_are_marked_right(name: str, specialty: str) -> None:
     rng, tasks, subject = random.Random(f"{name} {specialty}"), tasks_of(name), subject_of(specialty)
     count = ITEMS // 5 if name == "ladder-9" else ITEMS
     items = drawn(tasks, specialty, rng, count)
@@ -108,20 +108,22 @@ def test_marks_equal_upstreams_and_solutions_are_right(name: str, specialty: str
             paid = theirs and (not stricter or alone(task, answer))
             assert (ours is GradeReason.CORRECT) == paid, (task.ref, answer, ours)
             marks[theirs] += 1
-    # Premises may be tautologies: nothing follows
+    # If all premises are tautologies, there is no right answer.
     assert solved >= count * (0.95 if subject == "propositional_logic" else 1)
-    assert min(marks[True], marks[False]) >= count // 2, "both kinds of answers have to be there to compare"
+    assert min(marks[True], marks[False]) >= count // 2, (
+        "too few right or too few wrong answers were compared"
+    )
 
 
 def alone(task: Task, answer: str) -> bool:
-    """Return whether the answer is the fraction and nothing else."""
+    """Return whether the answer is only the fraction, without other text."""
     metadata = task.entry["metadata"]
     return is_fraction(answer, metadata["simplified_numerator"], metadata["simplified_denominator"])
 
 
 @pytest.mark.parametrize("ambient", [3, 12, 28])
 @pytest.mark.parametrize("name", ["sapo-9", "tiny-9"])
-def test_the_tolerance_of_decimals_is_upstreams_at_any_precision(name: str, ambient: int) -> None:
+def test_the_tolerance_for_decimals_equals_upstreams_at_any_precision(name: str, ambient: int) -> None:
     rng, tasks = random.Random(name), tasks_of(name)
     marks: Counter[bool] = Counter()
     for task in drawn(tasks, "decimal_arithmetic", rng, 100):
@@ -135,7 +137,7 @@ def test_the_tolerance_of_decimals_is_upstreams_at_any_precision(name: str, ambi
             ]
             given = [str(decimal.Decimal(task.entry["answer"]) + x) for x in off]
         with decimal.localcontext():
-            dataset, entry = upstream(name, task.ref)  # leaves its precision behind, and scores with it
+            dataset, entry = upstream(name, task.ref)  # sets its own precision, and scores with it
             theirs = [dataset.score_answer(answer, entry) >= PASS_SCORE for answer in given]
         with decimal.localcontext(decimal.Context(prec=ambient)):
             assert [grade(tasks, task, answer) is GradeReason.CORRECT for answer in given] == theirs, given
@@ -144,11 +146,13 @@ def test_the_tolerance_of_decimals_is_upstreams_at_any_precision(name: str, ambi
 
 
 @pytest.mark.parametrize("name, specialty", KINDS)
-def test_marking_runs_nothing_even_without_containment(name: str, specialty: str, tmp_path: Path) -> None:
+def test_marking_executes_no_answer_even_without_containment(
+    name: str, specialty: str, tmp_path: Path
+) -> None:
     tasks = tasks_of(name)
     task = next(t for n in range(9) if (t := tasks.task(TaskRef(specialty, n))))
     with watched(tmp_path / "watched") as target:
-        # Other signals would end us
+        # Payloads with other signals would end this process.
         for payload in (
             code for code in CODE if ("{path}" in code or "{port}" in code) and "fork" not in code
         ):
@@ -158,9 +162,9 @@ def test_marking_runs_nothing_even_without_containment(name: str, specialty: str
 
 
 def formula(rng: random.Random, names: str, depth: int) -> str:
-    """Well-formed, and with fewer parentheses than ReasoningGYM would write.
+    """Return a well-formed formula with fewer parentheses than ReasoningGYM writes.
 
-    How operators bind must agree too.
+    The precedence of the operators must agree as well.
     """
     if depth == 0 or rng.random() < 0.2:
         return rng.choice(names)
@@ -175,7 +179,7 @@ def formula(rng: random.Random, names: str, depth: int) -> str:
     return rng.choice((both, both, f"({both})"))
 
 
-def test_formulas_bind_and_follow_as_upstreams_do() -> None:
+def test_precedence_and_entailment_of_formulas_equal_upstreams() -> None:
     rng, tasks = random.Random(11), tasks_of("sapo-9")
     marks: Counter[bool] = Counter()
     for task in drawn(tasks, "propositional_logic", rng, 150):
@@ -210,24 +214,24 @@ def test_formulas_bind_and_follow_as_upstreams_do() -> None:
         "P = Q",
     ],
 )
-def test_malformed_formulas_follow_from_nothing(junk: str) -> None:
+def test_malformed_formulas_follow_from_no_premises(junk: str) -> None:
     assert table(junk, ["P", "Q"]) is None
-    assert not proves(["P", "¬P"], junk, ["P", "Q"])  # from which everything follows
+    assert not proves(["P", "¬P"], junk, ["P", "Q"])  # every formula follows from a contradiction
 
 
-def test_long_formulas_are_quick() -> None:
+def test_long_formulas_are_evaluated_quickly() -> None:
     for long in ("P∧" * 127 + "P", "¬" * 255 + "P", "(" * 127 + "¬P" + ")" * 127, "P↔" * 127 + "P"):
         took = []
-        for _ in range(3):  # the interpreter may look for garbage in one of them
+        for _ in range(3):  # garbage collection may slow one of them
             start = time.process_time()
             assert table(long, ["P", "Q", "R", "S"]) is not None
             took.append(time.process_time() - start)
-        assert min(took) < 0.05  # well below 1 ms
+        assert min(took) < 0.05  # usually well below 1 ms
 
 
 @pytest.mark.net
 @pytest.mark.parametrize("name", sorted(CURRICULA))
-def test_the_contained_process_marks_the_same(name: str) -> None:
+def test_the_contained_process_gives_the_same_marks(name: str) -> None:
     rng, tasks = random.Random(name), tasks_of(name)
     items: list[tuple[TaskRef, Sequence[Completion]]] = []
     expected: list[tuple[GradeReason, ...]] = []
@@ -238,14 +242,14 @@ def test_the_contained_process_marks_the_same(name: str) -> None:
             items.append((task.ref, [Completion(text, True) for text in texts]))
             expected.append(tuple(grade_text(tasks, task, text) for text in texts))
     with Verifier(name) as verifier:
-        verifier.judge(items[:1])  # it is up
+        verifier.judge(items[:1])  # the verifier has started
         restarts = verifier.restarts
         assert [tuple(score.reason for score in row) for row in verifier.judge(items)] == expected
         assert verifier.restarts == restarts
 
 
-def test_no_score_above_the_whole_one_counts() -> None:
-    """Upstream divides by the right number: if that is below 0, each wrong one scores above 1."""
+def test_an_upstream_score_above_one_counts_as_wrong() -> None:
+    """Upstream divides by the right number; if this number is negative, wrong answers score above 1."""
     tasks = tasks_of("sapo-9")
     found = drawn(tasks, "calendar_arithmetic", random.Random(0), 1)[0]
     entry = {
@@ -267,7 +271,7 @@ Answer = Callable[[Task, random.Random], str]
 
 
 def share(name: str, specialty: str, answer: Answer, first: int = HELD_OUT, count: int = 120) -> float:
-    """Return the share of so many questions on which this answer pays."""
+    """Return the share of `count` questions for which this answer earns a reward."""
     rng, tasks = random.Random(specialty), tasks_of(name)
     numbers = range(first, first + count)
     asked = [task for n in numbers if (task := tasks.task(TaskRef(specialty, n))) is not None]
@@ -275,7 +279,7 @@ def share(name: str, specialty: str, answer: Answer, first: int = HELD_OUT, coun
 
 
 def off_by_one(task: Task, rng: random.Random) -> str:
-    # The generator leaves its own precision behind in the thread's context
+    # The generator changes the precision of the thread's decimal context.
     with localcontext(Context(prec=50)):
         return str(
             Decimal(task.entry["answer"])
@@ -303,28 +307,28 @@ def junk(task: Task, _: random.Random) -> str:
         ("fraction_simplification", junk, 1.0, 0.0),
     ],
 )
-def test_wrongly_paid_answers_earn_only_in_faithful_curricula(
+def test_wrong_answers_that_upstream_rewards_earn_only_in_faithful_curricula(
     name: str, specialty: str, wrong: Answer, judged: float, trained: float
 ) -> None:
-    """Text that no honest answer holds earns nothing on training questions, or it would be trained on."""
+    """An answer with extra text earns nothing on training questions, so that this text is not trained on."""
     assert share(name, specialty, wrong) >= judged
     found = share(name, specialty, wrong, first=0)
     assert found >= trained and (trained or not found)
     for first in (0, HELD_OUT):
-        assert share(f"{name}-strict", specialty, wrong, first) < 0.01  # a question of one variable
+        assert share(f"{name}-strict", specialty, wrong, first) < 0.01  # a question with a single variable
 
 
 @pytest.mark.parametrize("name", STRICT)
-def test_right_answers_earn_in_strict_curricula_too(name: str) -> None:
+def test_right_answers_earn_in_strict_curricula(name: str) -> None:
     tasks = tasks_of(name)
     for specialty in tasks.curriculum.specialties:
         paid = share(name, specialty, lambda task, _: solution(tasks, task))
-        # Premises may all be tautologies
+        # If all premises are tautologies, there is no right answer.
         assert paid == 1 or (subject_of(specialty) == "propositional_logic" and paid > 0.97), specialty
 
 
 @pytest.mark.parametrize("name", ["sapo-9", "sapo-9-strict"])
-def test_digits_in_upper_case_are_wrong_in_both_as_the_question_says(name: str) -> None:
+def test_digits_in_upper_case_are_wrong_because_the_question_forbids_them(name: str) -> None:
     assert "use lowercase letters" in tasks_of(name).dataset("base_conversion")[0]["question"]
     lower, upper = (
         share(name, "base_conversion", lambda task, _, case=case: case(task.entry["answer"]))
@@ -333,7 +337,7 @@ def test_digits_in_upper_case_are_wrong_in_both_as_the_question_says(name: str) 
     assert lower == 1 and upper < 0.9
 
 
-def test_strict_and_faithful_curricula_share_a_swarm() -> None:
+def test_a_strict_curriculum_and_its_faithful_one_share_a_swarm() -> None:
     assert len({c.digest for c in CURRICULA.values()}) == len(CURRICULA) == 6
     for name in ("ladder-9", "sapo-9", "tiny-9"):
         faithful, strict = CURRICULA[name], CURRICULA[f"{name}-strict"]
@@ -362,9 +366,9 @@ def test_strict_and_faithful_curricula_share_a_swarm() -> None:
         ("nan", False),
     ],
 )
-def test_a_decimal_is_right_to_its_last_digit(answer: str, right: bool) -> None:
+def test_a_decimal_must_be_right_to_its_last_digit(answer: str, right: bool) -> None:
     assert is_decimal(answer, "-(0.5-1.5)/3.0", 4, "0.3332") is right
-    assert is_decimal("0.3332", "1.0/3.0", 4, "0.3332"), "the generator's answer is right as well"
+    assert is_decimal("0.3332", "1.0/3.0", 4, "0.3332"), "the generator's own answer is marked wrong"
 
 
 @pytest.mark.parametrize(
@@ -379,10 +383,10 @@ def test_a_decimal_is_right_to_its_last_digit(answer: str, right: bool) -> None:
         ("P ∧", False),
     ],
 )
-def test_a_conclusion_uses_all_premises(conclusion: str, right: bool) -> None:
+def test_a_conclusion_must_use_all_premises(conclusion: str, right: bool) -> None:
     assert says_all(["P", "(P → Q)", "Q ∨ P"], conclusion, ["P", "Q"]) is right
     assert not says_all(["(P → P)"], "Q ∨ ¬Q", ["P", "Q"]), (
-        "of tautologies nothing follows that says something"
+        "a tautology is accepted as a conclusion from tautologies"
     )
 
 
@@ -390,5 +394,5 @@ def test_a_conclusion_uses_all_premises(conclusion: str, right: bool) -> None:
     "answer, right",
     [("1/2", True), (r"$\dfrac{1}{2}$", True), (r"\frac{ 1 }{2}", True), ("1/2 x", False), ("2/1", False)],
 )
-def test_a_fraction_must_stand_alone(answer: str, right: bool) -> None:
+def test_a_fraction_must_stand_without_other_text(answer: str, right: bool) -> None:
     assert is_fraction(answer, 1, 2) is right

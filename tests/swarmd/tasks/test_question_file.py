@@ -1,7 +1,6 @@
-"""Files of questions and answers, of this machine and of the hub: the read and held-out questions, and
-identity.
+"""Question files on this machine and on the hub: reading, held-out questions, and the identity of a file.
 
-Data sets of the hub are read from its cache, which is laid out here as the hub's client leaves it.
+Hub data sets are read from the hub's cache; the tests create this cache as the hub's client does.
 """
 
 import json
@@ -68,12 +67,14 @@ def asked(file: QuestionFile, specialty: str, low: int, high: int) -> set[str]:
         ("yes", ["Yes", "yes."], ["no", "1"]),
     ],
 )
-def test_which_answers_count_as_the_same(expected: str, same: list[str], other: list[str]) -> None:
+def test_equal_answers_in_different_forms_count_as_the_same(
+    expected: str, same: list[str], other: list[str]
+) -> None:
     assert [answer for answer in same if not same_answer(expected, answer)] == []
     assert [answer for answer in other if same_answer(expected, answer)] == []
 
 
-def test_numbers_are_bounded() -> None:
+def test_the_size_of_numbers_is_limited() -> None:
     assert number("9" * 1000) == int("9" * 1000)
     assert number("1e999") is not None and number("1e1000") is None
     assert all(
@@ -82,7 +83,7 @@ def test_numbers_are_bounded() -> None:
     )
 
 
-def test_a_tenth_is_held_out_by_the_text_alone() -> None:
+def test_a_tenth_of_the_questions_is_held_out_by_their_text() -> None:
     lines = [{"question": f"What is {n}?", "answer": n, "level": "easy"} for n in range(2000)]
     file, longer = (
         QuestionFile(content(*lines)),
@@ -93,12 +94,12 @@ def test_a_tenth_is_held_out_by_the_text_alone() -> None:
         asked(file, "questions", HELD_OUT, HELD_OUT_END),
     )
     assert not training & held_out and abs(len(held_out) / 2000 - HELD_OUT_SHARE) < 0.02
-    # None changes sides when the file grows
+    # No held-out question becomes a training question when the file grows.
     assert not held_out & asked(longer, "questions", 0, TRAINING_TASKS)
     assert file.score("7", "14/2") == 1.0 and file.score("7", "8") == 0.0
 
 
-def test_specialties_gsm8k_answers_and_small_files() -> None:
+def test_a_small_file_with_specialties_and_gsm8k_answers_is_read() -> None:
     lines = [
         {
             "question": f"q{n}",
@@ -113,11 +114,11 @@ def test_specialties_gsm8k_answers_and_small_files() -> None:
     )
     assert file.specialties == ("math", "questions")
     both = [file.generate("math", 5), file.generate("math", HELD_OUT + 5)]
-    assert sorted(both) == [("q0", "0"), ("q1", "2")]  # at least one question on each side
+    assert sorted(both) == [("q0", "0"), ("q1", "2")]  # at least one question for training, and one held out
 
 
-def test_a_specialty_for_every_two_lines_costs_no_more_time_than_one() -> None:
-    """The plug-in's limit of specialties is told, not that the file took too long."""
+def test_a_file_with_many_specialties_is_read_quickly() -> None:
+    """So the user is told of the limit on specialties, and not of a timeout."""
     many = content(*({"question": f"q{n}", "answer": 1, "specialty": f"s{n // 2}"} for n in range(40_000)))
     begun = time.process_time()
     assert len(QuestionFile(many).specialties) == 20_000
@@ -160,7 +161,7 @@ def test_a_specialty_for_every_two_lines_costs_no_more_time_than_one() -> None:
         ([" "], "it has no lines"),
     ],
 )
-def test_bad_lines_are_named(lines: list[object], words: str) -> None:
+def test_an_error_names_the_invalid_line(lines: list[object], words: str) -> None:
     with pytest.raises(PluginRefused, match=words):
         QuestionFile(content(*lines))
     with pytest.raises(PluginRefused, match="line 1: "):
@@ -187,7 +188,7 @@ def test_repeated_lines_are_left_out_and_counted() -> None:
     ],
     ids=["crlf", "cr", "mark", "utf-16", "order", "spacing", "repeated"],
 )
-def test_copies_with_the_same_questions_are_one_curriculum(copy: Callable[[bytes], bytes]) -> None:
+def test_copies_with_the_same_questions_have_the_same_identity(copy: Callable[[bytes], bytes]) -> None:
     lines = [
         {"question": "caf\u00e9", "answer": "1", "source": "x"},
         {"question": "b", "answer": 2, "specialty": "c"},
@@ -209,12 +210,12 @@ def test_copies_with_the_same_questions_are_one_curriculum(copy: Callable[[bytes
         (3, "3"),
     ],
 )
-def test_a_box_around_a_right_answer_is_no_part_of_it(given: object, right: str) -> None:
+def test_a_box_around_the_right_answer_is_removed(given: object, right: str) -> None:
     assert right_answer(given) == right
 
 
 @pytest.mark.net
-def test_the_lines_of_the_document_load_and_each_is_asked(tmp_path: Path) -> None:
+def test_the_documented_lines_can_be_loaded_and_each_is_asked(tmp_path: Path) -> None:
     lines = [
         line.strip()
         for line in DOCUMENT.read_text(encoding="utf-8").splitlines()
@@ -230,7 +231,7 @@ def test_the_lines_of_the_document_load_and_each_is_asked(tmp_path: Path) -> Non
 
 
 @pytest.mark.net
-def test_the_example_asks_and_scores() -> None:
+def test_the_documented_example_file_asks_and_scores() -> None:
     found = find_curriculum(str(EXAMPLE))
     assert (found.name, found.specialties) == ("capitals", ("capitals", "quantities"))
     with Verifier(found) as verifier:
@@ -257,7 +258,7 @@ MORE = {"question": ["No answer?", "", "Half of one?"], "answer": [None, "3", "1
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of a commit in an empty cache of the hub, which is out of reach."""
+    """Return the folder of a commit in an otherwise empty hub cache; the hub itself cannot be reached."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     _own.cache_clear()
@@ -275,7 +276,7 @@ def write(path: Path, columns: Mapping[str, Sequence[object]]) -> None:
 
 
 @pytest.mark.net
-def test_a_data_set_of_the_hub_asks_its_questions_and_compares_as_mathematics(hub: Path) -> None:
+def test_a_hub_data_set_asks_its_questions_and_compares_answers_mathematically(hub: Path) -> None:
     whole = {key: [*ROWS[key], *MORE[key]] for key in ROWS}
     write(hub / "train.parquet", whole)
     found = find_curriculum(name("train.parquet"))
@@ -296,7 +297,7 @@ def test_a_data_set_of_the_hub_asks_its_questions_and_compares_as_mathematics(hu
             for n in (*range(3), 1_000_000_000)
             if (task := tasks.task(ref := TaskRef("questions", n)))
         }
-        assert set(asked) == set(right), "one of them is held out, and rows of no use are left out"
+        assert set(asked) == set(right), "the questions asked are not exactly the usable rows"
         for question, (good, bad) in right.items():
             answers = [Completion(f"<answer>{text}</answer>", True) for text in (*good, *bad)]
             (rewards,) = verifier.score([(asked[question], answers)])
@@ -326,7 +327,7 @@ def test_a_data_set_of_the_hub_asks_its_questions_and_compares_as_mathematics(hu
     ],
 )
 @pytest.mark.net
-def test_a_data_set_without_answers_is_refused_before_anything_is_joined(
+def test_a_data_set_without_usable_rows_is_rejected_before_the_node_joins(
     hub: Path, columns: dict[str, list[object]], words: str
 ) -> None:
     write(hub / "train.parquet", columns)
@@ -335,7 +336,7 @@ def test_a_data_set_without_answers_is_refused_before_anything_is_joined(
 
 
 @pytest.mark.net
-def test_rows_of_no_use_are_left_out_and_counted_by_reason(
+def test_unusable_rows_are_left_out_and_counted_by_reason(
     hub: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [
@@ -362,7 +363,7 @@ def test_rows_of_no_use_are_left_out_and_counted_by_reason(
 
 
 @pytest.mark.net
-def test_a_missing_or_malformed_data_set_is_named(hub: Path) -> None:
+def test_an_error_names_a_missing_or_malformed_data_set(hub: Path) -> None:
     (hub / "bad.parquet").write_bytes(b"no parquet")
     with pytest.raises(ConfigError, match="it is no Parquet file"):
         find_curriculum(name("bad.parquet"))
@@ -374,7 +375,7 @@ def test_a_missing_or_malformed_data_set_is_named(hub: Path) -> None:
 
 
 class XetHub(Handler):
-    """Has each file here, and elsewhere for hf_xet, which cannot get it there: as the hub has large ones."""
+    """A hub that serves each file over HTTP, and refers hf_xet to an address that does not work."""
 
     def get(self) -> None:
         if self.path.startswith("/datasets/"):
@@ -386,7 +387,7 @@ class XetHub(Handler):
 
 @pytest.mark.net
 def test_a_data_set_is_fetched_over_http(tmp_path: Path) -> None:
-    """As models are: hf_xet stalls for ever on some connections."""
+    """hf_xet is not used, because it hangs forever on some connections. This holds for models as well."""
     code = "import sys; from swarmd.tasks.data_set import fetched; print(fetched(sys.argv[1]).read_text())"
     with listening(XetHub) as address:
         done = subprocess.run(
@@ -399,7 +400,9 @@ def test_a_data_set_is_fetched_over_http(tmp_path: Path) -> None:
     assert done.stdout == "rows\n", done.stderr
 
 
-def test_a_data_set_that_is_cut_off_is_named(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_a_data_set_whose_download_breaks_off(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def cut_off(*_: object, **__: object) -> None:
         raise httpx2.RemoteProtocolError("peer closed connection")
 
@@ -411,8 +414,8 @@ def test_a_data_set_that_is_cut_off_is_named(hub: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.net
-def test_a_copy_outside_of_the_cache_is_of_another_swarm(hub: Path, tmp_path: Path) -> None:
-    """Its answers are compared letter by letter: the same answer would be right here and wrong there."""
+def test_a_local_copy_of_a_hub_data_set_belongs_to_another_swarm(hub: Path, tmp_path: Path) -> None:
+    """Answers to the copy are compared as text, not mathematically, so rewards would differ."""
     lines = '{"question": "Half of one?", "answer": "1/2"}\n{"question": "A third?", "answer": "1/3"}\n'
     copy = tmp_path / "train.jsonl"
     for path in (hub / "train.jsonl", copy):

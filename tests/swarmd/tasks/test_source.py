@@ -1,6 +1,6 @@
-"""One reference, one task: in every process, under every hash seed, locale and Decimal context.
+"""A reference gives the same task in every process and under every hash seed, locale and Decimal context.
 
-And none that costs minutes.
+A reference whose task takes minutes to make gives no task.
 """
 
 import decimal
@@ -23,7 +23,7 @@ from swarmd.tasks.source import CurriculumTasks, TaskRef, tasks_of
 from tests import ROOT
 from tests.doubles import TIMEOUT_S
 
-COSTLY = TaskRef("basic_arithmetic", 2434)  # of sapo-9; upstream counts to the root of a number above 10**10
+COSTLY = TaskRef("basic_arithmetic", 2434)  # in sapo-9; upstream loops up to the root of a very large number
 
 SAMPLED = range(0, HELD_OUT_END, HELD_OUT_END // 32)
 
@@ -62,10 +62,10 @@ def test_other_processes_make_the_same_tasks() -> None:
 
 
 @pytest.mark.parametrize("name", ["ladder-9", "sapo-9", "tiny-9"])
-def test_reasoning_gym_makes_the_questions_and_answers_that_it_made(name: str) -> None:
-    """If questions differ, the curriculum's `sample` has to: such nodes must not meet.
+def test_reasoning_gym_still_makes_the_same_questions_and_answers(name: str) -> None:
+    """If questions differ, change the curriculum's `sample`, so that old and new nodes never meet.
 
-    If answers alone differ, raise SCORING_VERSION.
+    If only answers differ, raise SCORING_VERSION.
     """
     tasks = tasks_of(name)
     refs = [TaskRef(specialty, n) for specialty in tasks.curriculum.specialties for n in SAMPLED]
@@ -79,11 +79,11 @@ def test_reasoning_gym_makes_the_questions_and_answers_that_it_made(name: str) -
     assert digest(str(task.entry["answer"]) for task in made) == answers[name]
 
 
-def test_the_digest_has_not_changed() -> None:
-    """Other questions never meet: if this fails on purpose, the swarm is being split, and TASKS, the
-    configurations or the sample say why.
+def test_the_digests_have_not_changed() -> None:
+    """Another first digest means another swarm.
 
-    The second digest is the judges': that changes with SCORING too.
+    So a change of TASKS, of the configurations or of the sample splits the swarm. The second digest is for
+    judges and changes with SCORING as well.
     """
     assert {name: (c.questions, c.digest) for name, c in CURRICULA.items()} == {
         "ladder-9": ("6d0f416ba472c682", "1285ca33175ed042"),
@@ -107,7 +107,7 @@ def test_examples_are_right_and_never_asked(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CURRICULA))
-def test_items_equal_reasoning_gyms(name: str) -> None:
+def test_questions_and_answers_equal_reasoning_gyms(name: str) -> None:
     tasks = tasks_of(name)
     for specialty, config in tasks.curriculum.configs.items():
         for n in (0, 3, 12_345):
@@ -119,17 +119,17 @@ def test_items_equal_reasoning_gyms(name: str) -> None:
 @pytest.mark.parametrize(
     "specialty, n", [("no such", 1), ("", 0), ("bf", -1), ("bf", HELD_OUT_END), ("bf", 2**70), ("bf", True)]
 )
-def test_some_references_name_no_task(specialty: str, n: int) -> None:
+def test_references_with_an_unknown_specialty_or_number_have_no_task(specialty: str, n: int) -> None:
     assert tasks_of("sapo-9").task(TaskRef(specialty, n)) is None
 
 
-def test_a_task_that_takes_minutes_to_make_is_none_and_the_bound_on_divisors_is_taken_off_again() -> None:
+def test_a_too_costly_reference_has_no_task_and_upstreams_function_is_restored() -> None:
     before = basic_arithmetic.find_common_divisors
     assert tasks_of("sapo-9").task(COSTLY) is None
     assert basic_arithmetic.find_common_divisors is before
 
 
-def test_generation_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_making_tasks_changes_no_global_state(capsys: pytest.CaptureFixture[str]) -> None:
     with decimal.localcontext(decimal.Context(prec=3, rounding=decimal.ROUND_UP)):
         for name in CURRICULA:
             tasks = CurriculumTasks(CURRICULA[name])
@@ -141,7 +141,7 @@ def test_generation_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) ->
 
 
 class WritesMeanwhile:
-    """Stands in for a data set: while it makes its question, another thread writes."""
+    """A substitute for a data set; another thread prints while it makes its question."""
 
     def __getitem__(self, n: int) -> dict[str, str]:
         writer = threading.Thread(target=print, args=("ready",))
@@ -151,9 +151,9 @@ class WritesMeanwhile:
 
 
 def test_output_of_another_thread_is_still_written(capsys: pytest.CaptureFixture[str]) -> None:
-    """The judge says that it is ready while it makes its first questions.
+    """The judge prints "ready" while it makes its first questions.
 
-    Five at a time, one start in 26 lost that line.
+    Without this behaviour, one start in 26 lost that line when five judges started at once.
     """
     tasks = CurriculumTasks(CURRICULA["tiny-9"])
     tasks._datasets["bf"] = WritesMeanwhile()
@@ -172,7 +172,7 @@ def test_the_decimal_context_does_not_matter() -> None:
 
 
 class SeesTheLocale:
-    """Stands in for a data set: its one question is the locale in which it is asked."""
+    """A substitute for a data set; its question is the current locale."""
 
     def __getitem__(self, n: int) -> dict[str, str]:
         return {"question": locale.setlocale(locale.LC_TIME)}
@@ -203,11 +203,11 @@ def _has(name: str) -> bool:
     return True
 
 
-def test_a_node_asks_itself_its_specialties_and_knows_all() -> None:
+def test_a_node_draws_only_its_specialties_and_knows_all() -> None:
     tasks = CurriculumTasks(CURRICULA["tiny-9"], ["bf", "arc_1d"])
     assert {task.ref.specialty for task in tasks.draw(40, random.Random(1))} == {"bf", "arc_1d"}
     assert tasks.task(TaskRef("binary_matrix", 1)) is not None
-    # The judge's are of the whole curriculum
+    # The judge asks the whole curriculum.
     assert len({task.ref.specialty for task in tasks.draw_held_out(40, random.Random(1))}) > 2
     with pytest.raises(ConfigError, match=r"bff is not in tiny-9\. Choose from arc_1d"):
         CurriculumTasks(CURRICULA["tiny-9"], ["bff"])
@@ -227,15 +227,14 @@ def test_drawing_is_uniform_over_specialties() -> None:
     assert all(tasks.task(t.ref) == t for t in drawn[:50])
 
 
-def test_a_draw_passes_over_names_of_no_task() -> None:
+def test_drawing_skips_references_without_a_task() -> None:
     numbers = iter([COSTLY.n, 7])
     rng = SimpleNamespace(choice=lambda _: COSTLY.specialty, randrange=lambda *_: next(numbers))
     assert tasks_of("sapo-9").draw(1, rng)[0].ref == TaskRef(COSTLY.specialty, 7)
 
 
-def test_late_imports_of_reasoning_gym_are_there_when_they_are_needed() -> None:
-    """Packages that an installation may lack (overrides.txt) are not needed before; present ones are
-    found."""
+def test_deferred_imports_of_reasoning_gym_are_loaded_on_first_use() -> None:
+    """So an installation may lack these packages (overrides.txt), and those that it has are found."""
     code = (
         "import sys; from swarmd.tasks.gym import Deferred, reasoning_gym\n"
         "assert 'matplotlib' not in sys.modules and type(sys.modules['pycosat']) is Deferred\n"

@@ -1,4 +1,7 @@
-"""Tasksets of verifiers v1 and tasks of lm-evaluation-harness, with the real packages, each by itself."""
+"""Tasksets of verifiers v1 and tasks of lm-evaluation-harness work with the real packages.
+
+Each package is tested separately.
+"""
 
 import sys
 from collections.abc import Callable
@@ -51,7 +54,7 @@ class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
 
 __all__ = ["Sums"]
 """
-# Tasksets that some node cannot score again, and their messages.
+# Additions to a taskset that other nodes could not score, by the message that they cause.
 REFUSED = {
     "a sandbox": "NEEDS_CONTAINER = True",
     "a sandbox, and": "async def setup(self, trace, runtime): pass",
@@ -95,7 +98,7 @@ def packages(name: str) -> str:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Make a taskset an installed package, next to verifiers."""
+    """Return a function that installs a taskset as a package, next to verifiers."""
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path), packages("verifiers")])
 
     def write(name: str, code: str = SUMS) -> str:
@@ -126,7 +129,7 @@ def test_a_taskset_asks_and_scores_whole_texts_in_the_contained_process(install:
     assert rewards == [(1.0, 0.8, 0.2, 0.0, 0.0)]
 
 
-def test_name_version_and_code_are_the_swarm(install: Install) -> None:
+def test_name_version_and_code_of_a_taskset_identify_the_swarm(install: Install) -> None:
     names = install("one"), install("two"), install("three", SUMS.replace("= {self", "is {self"))
     assert len({find_curriculum(name).questions for name in names}) == 3
     with pytest.raises(ConfigError, match=r"one 1\.0 is installed: install 2\.0, from"):
@@ -136,7 +139,7 @@ def test_name_version_and_code_are_the_swarm(install: Install) -> None:
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_taskset_that_other_nodes_cannot_score_is_refused_before_loading(
+def test_a_taskset_that_other_nodes_cannot_score_is_rejected_before_loading(
     install: Install, why: str
 ) -> None:
     code = SUMS.replace("# MORE", REFUSED[why])
@@ -151,7 +154,7 @@ def test_a_taskset_that_other_nodes_cannot_score_is_refused_before_loading(
         find_curriculum(install(f"needy-{list(REFUSED).index(why)}", code))
 
 
-def test_a_taskset_has_a_version() -> None:
+def test_a_tasksets_name_needs_a_version() -> None:
     assert curriculum_name("verifiers:reverse-text@0.1.0") == "verifiers:reverse-text@0.1.0"
     for wrong in ("verifiers:reverse-text", "verifiers:@1.0", "verifiers:a/b@1.0"):
         with pytest.raises(ValueError, match="verifiers:NAME@VERSION"):
@@ -175,7 +178,7 @@ filter_list:
 """
 
 
-def test_a_task_of_the_harness_asks_its_template_and_scores_by_its_filters(
+def test_a_harness_task_asks_with_its_template_and_scores_with_its_filters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, packages("lm-eval")])
@@ -196,7 +199,7 @@ def test_a_task_of_the_harness_asks_its_template_and_scores_by_its_filters(
         ]
         rewards = verifier.score([(task.ref, [Completion(text, True) for text in texts])])
     assert rewards == [(1.0, 1.0, 0.0, 0.0, 1.0)]
-    # With examples before the question, and the metric that the harness takes if none is named.
+    # With examples before the question, and with the harness's default metric.
     shots = tmp_path / "shots.yaml"
     shots.write_text(
         "".join(line for line in file.read_text().splitlines(True) if "metric_list" not in line)
@@ -214,8 +217,8 @@ def test_a_task_of_the_harness_asks_its_template_and_scores_by_its_filters(
 
 
 @pytest.mark.parametrize("until", ["Question:", ["Question:"], None])
-def test_the_harness_takes_one_text_as_the_end_of_an_answer(until: object) -> None:
-    """As it does itself (`handle_stop_sequences`); the double passes on the text that it is to score."""
+def test_a_harness_task_may_give_one_text_or_a_list_as_the_end_of_an_answer(until: object) -> None:
+    """The harness accepts both (`handle_stop_sequences`). The substitute task scores a text's length."""
     asked = SimpleNamespace()
     task = SimpleNamespace(
         eval_docs=[{}],

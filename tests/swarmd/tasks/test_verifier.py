@@ -1,4 +1,4 @@
-"""The verifier process: nonsense on its input, and being killed, stopped and left alone."""
+"""The verifier process rejects malformed requests, and is replaced if it is killed or stopped."""
 
 import os
 import random
@@ -50,7 +50,7 @@ REF = TaskRef("binary_matrix", 7)
 
 
 def questions(count: int, seed: int) -> list[tuple[TaskRef, list[Completion]]]:
-    """Return items of two completions each, the first right and the second wrong."""
+    """Return items with two completions each, the first right and the second wrong."""
     tasks = [
         t for t in TASKS.draw(2 * count, random.Random(seed)) if t.ref.specialty != "propositional_logic"
     ][:count]
@@ -67,7 +67,7 @@ def questions(count: int, seed: int) -> list[tuple[TaskRef, list[Completion]]]:
 
 
 class Raw:
-    """A verifier spoken to directly."""
+    """A verifier process that a test talks to directly, without the client."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.process, self.stdin, self.stdout = process, process.stdin, process.stdout
@@ -99,7 +99,7 @@ def verifier() -> Iterator[Verifier]:
         yield started
 
 
-def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> None:
+def test_malformed_requests_are_rejected_and_the_next_request_is_answered(raw: Raw) -> None:
     rng = random.Random(5)
     good = msgspec.msgpack.encode(VerifierRequest("tiny-9", (ScoreItem("binary_matrix", 1, ("x",)),)))
     wrong = [
@@ -126,7 +126,7 @@ def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> No
     assert [p.pid for p in descendants(raw.process.pid)] == [worker]
 
 
-def test_references_that_name_nothing_and_answers_nobody_checked(raw: Raw) -> None:
+def test_unknown_references_and_invalid_answers_get_a_reason(raw: Raw) -> None:
     items = (
         *(ScoreItem("no such", 1, ("x",)), ScoreItem("bf", -1, ("x",)), ScoreItem("bf", 2**63, ("x", "y"))),
         *(ScoreItem("bf", 1, ("x" * 1000, "\u202e", "")), ScoreItem("bf", 1, ())),
@@ -139,7 +139,7 @@ def test_references_that_name_nothing_and_answers_nobody_checked(raw: Raw) -> No
     assert raw.reply() == Judgements((nothing,))
 
 
-def test_the_verifier_ends_when_its_input_closes_and_ignores_signals(raw: Raw) -> None:
+def test_the_verifier_ignores_signals_and_ends_when_its_input_closes(raw: Raw) -> None:
     worker = descendants(raw.process.pid)[0]
     raw.process.send_signal(signal.SIGINT)
     raw.process.send_signal(signal.SIGTERM)
@@ -168,7 +168,7 @@ def test_the_verifier_ends_when_its_client_is_killed() -> None:
     assert psutil.wait_procs(family, timeout=TIMEOUT_S)[1] == []
 
 
-def test_the_verifier_has_an_empty_environment(verifier: Verifier) -> None:
+def test_the_verifier_has_no_inherited_variables_connections_or_files(verifier: Verifier) -> None:
     verifier.judge(questions(1, 0))
     process = psutil.Process(verifier.pid)
     (worker,) = process.children()
@@ -188,7 +188,7 @@ def test_the_verifier_has_an_empty_environment(verifier: Verifier) -> None:
             "1",
             "2" if verifier._child.seccomp else "0",
         )
-        # One pipe in, one out, and none for printed text
+        # One pipe for input and one for output; printed text is discarded.
         held = [str(file.readlink()) for file in Path(f"/proc/{worker.pid}/fd").iterdir()]
         assert len(held) == 5 and held.count("/dev/null") == 3
 
@@ -212,14 +212,14 @@ def test_a_killed_worker_is_replaced_and_costs_no_reward(verifier: Verifier) -> 
         worker.kill()
         assert verifier.score(items) == [(1.0, 0.0)] * 8
     assert (verifier.pid, verifier.restarts) == (before, restarts)
-    assert psutil.Process(before).num_fds() == files, "the ends of its pipes are closed"
+    assert psutil.Process(before).num_fds() == files, "pipe ends of the killed workers are still open"
 
 
 @pytest.mark.slow
-def test_a_verifier_killed_again_and_again_still_scores(verifier: Verifier) -> None:
-    """Either of the two is killed, at any moment.
+def test_a_verifier_that_is_killed_repeatedly_still_scores(verifier: Verifier) -> None:
+    """The verifier or its worker is killed at random moments.
 
-    No reward is ever given to a wrong answer, and marking goes on.
+    A wrong answer never gets a reward, and marking continues.
     """
     stop, kills, rng = threading.Event(), [0], random.Random(3)
 
@@ -229,7 +229,7 @@ def test_a_verifier_killed_again_and_again_still_scores(verifier: Verifier) -> N
             if pid is None:
                 continue
             try:
-                workers = descendants(pid)  # none while it starts: it has three tries to
+                workers = descendants(pid)  # none while the verifier starts, so that it can start
                 if workers:
                     rng.choice([*workers * 9, psutil.Process(pid)]).kill()
                     kills[0] += 1
@@ -248,7 +248,7 @@ def test_a_verifier_killed_again_and_again_still_scores(verifier: Verifier) -> N
     finally:
         stop.set()
         killer.join()
-    # A worker killed twice over one answer costs that answer, and perhaps the rest of its item
+    # If two workers are killed during one answer, this answer and perhaps the rest of its item get no reward.
     assert lost <= 2 * kills[0]
     assert verifier.score(items) == [(1.0, 0.0)] * 8
 
@@ -262,10 +262,10 @@ def test_a_stopped_verifier_is_replaced(verifier: Verifier, monkeypatch: pytest.
     assert verifier.score(items) == [(1.0, 0.0)]
 
 
-def test_a_worker_is_replaced_before_it_grows_old(verifier: Verifier) -> None:
+def test_a_worker_is_replaced_after_many_answers(verifier: Verifier) -> None:
     ref, completions = questions(1, 6)[0]
     (worker,) = descendants(verifier.pid)
-    # 6,000 answers, over MOST_ANSWERS and WORKER_LIFE
+    # 6,000 answers, more than MOST_ANSWERS and WORKER_LIFE allow
     assert verifier.score([(ref, completions * 600)] * 5) == [(1.0, 0.0) * 600] * 5
     assert [p.pid for p in descendants(verifier.pid)] != [worker.pid]
 
@@ -284,7 +284,7 @@ def test_a_worker_is_replaced_after_many_questions() -> None:
 
 
 def impostor(*sent: str) -> tuple[str, ...]:
-    """Return a command that writes these messages, reads a little, and waits."""
+    """Return a command that sends these messages, reads a little input, and waits."""
     program = f"from swarmd.tasks.sandbox.pipe import *\nfor said in ({','.join(sent)},): send(1, said)\n"
     return (sys.executable, "-c", program + "os.read(0, 8192); time.sleep(600)")
 
@@ -302,7 +302,9 @@ def impostor(*sent: str) -> tuple[str, ...]:
         (("/no/such/python",), "cannot be started"),
     ],
 )
-def test_a_verifier_that_never_runs_is_an_error_with_a_remedy(command: tuple[str, ...], cause: str) -> None:
+def test_a_verifier_that_cannot_run_gives_an_error_with_a_remedy(
+    command: tuple[str, ...], cause: str
+) -> None:
     with Verifier("tiny-9", command) as broken:
         with pytest.raises(VerifierFailed, match=cause) as caught:
             broken.score(questions(1, 0))
@@ -310,7 +312,7 @@ def test_a_verifier_that_never_runs_is_an_error_with_a_remedy(command: tuple[str
         assert broken.restarts == 3
 
 
-def test_a_worker_that_cannot_be_replaced_is_the_cause_that_is_told() -> None:
+def test_the_error_names_the_cause_if_a_worker_cannot_be_replaced() -> None:
     program = (
         "import os; from swarmd.tasks.sandbox.worker import Work, run\n"
         "forks = [os.fork]; os.fork = lambda: forks.pop()()\n"
@@ -323,7 +325,7 @@ def test_a_worker_that_cannot_be_replaced_is_the_cause_that_is_told() -> None:
         broken.score(questions(1, 0))
 
 
-def test_a_worker_that_dies_before_it_is_ready_is_replaced_and_reaped() -> None:
+def test_a_worker_that_dies_before_it_is_ready_is_replaced() -> None:
     program = (
         "import os; from swarmd.tasks.sandbox.worker import Prepared, Work, run\n"
         "fork, deaths = os.fork, [1]; os.fork = lambda: fork() or (os._exit(1) if len(deaths) else 0)\n"
@@ -335,10 +337,10 @@ def test_a_worker_that_dies_before_it_is_ready_is_replaced_and_reaped() -> None:
         assert verifier.restarts == 0 and len(descendants(verifier.pid)) == 1
 
 
-def test_a_verifier_that_stops_reading_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verifier_that_stops_reading_gives_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "ITEM_TIMEOUT_S", 0.2)
     monkeypatch.setattr(client_module, "ATTEMPTS", 1)
-    many = [Completion(f"<answer>{'1' * 90}</answer>", True)] * 1000  # more than a pipe holds
+    many = [Completion(f"<answer>{'1' * 90}</answer>", True)] * 1000  # more than the capacity of a pipe
     with (
         Verifier("tiny-9", impostor("VerifierReady(True)")) as stuck,
         pytest.raises(VerifierFailed, match="did not answer in time"),
@@ -355,7 +357,7 @@ def test_a_slow_machine_gets_more_time_with_each_attempt(monkeypatch: pytest.Mon
     assert time.monotonic() - begun >= 0.02 * (1 + 4 + 16)
 
 
-def test_no_room_for_a_temporary_file_is_an_error_with_cause_and_remedy(
+def test_a_missing_temporary_folder_gives_an_error_with_cause_and_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
@@ -366,7 +368,7 @@ def test_no_room_for_a_temporary_file_is_an_error_with_cause_and_remedy(
         broken.score(questions(1, 0))
 
 
-# The interface for the rest of swarmd and the judge: rewards and reasons.
+# The interface that the rest of swarmd and the judge use: rewards and reasons.
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +395,7 @@ def test_each_completion_gets_its_reason(verifier: Verifier, right: str) -> None
     judged = [tuple(score.reason for score in row) for row in scores]
     assert judged == [tuple(texts.values()), (GradeReason.NO_TASK,) * 2, ()]
     assert verifier.judge([]) == []
-    # Cut after its answer
+    # Truncated after its answer
     assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]
     assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [
         (ScoredAnswer.of(GradeReason.NO_TASK),)
@@ -402,7 +404,7 @@ def test_each_completion_gets_its_reason(verifier: Verifier, right: str) -> None
 
 def test_a_verifier_is_a_reward_that_threads_may_share(verifier: Verifier, right: str) -> None:
     reward: Reward = verifier
-    verifier.judge([(REF, [Completion(f"<answer>{right}</answer>", True)])])  # it is up
+    verifier.judge([(REF, [Completion(f"<answer>{right}</answer>", True)])])  # the verifier has started
     restarts, answers = verifier.restarts, list[object]()
 
     def ask() -> None:
@@ -417,13 +419,13 @@ def test_a_verifier_is_a_reward_that_threads_may_share(verifier: Verifier, right
     assert verifier.restarts == restarts
 
 
-def test_an_unused_or_closed_verifier_is_no_process() -> None:
+def test_an_unused_or_closed_verifier_has_no_process() -> None:
     idle = Verifier("tiny-9")
     assert idle.pid is None
     idle.close()
     with idle as entered:
         pid = entered.pid
-        assert psutil.pid_exists(pid), "it starts while its first question is drawn"
+        assert psutil.pid_exists(pid), "entering the context does not start the verifier"
         with idle as again:
             assert again.pid == pid
     assert idle.pid is None and not psutil.pid_exists(pid)

@@ -1,9 +1,7 @@
-"""A verifier whose worker marks with ReasoningGYM's own scorers, which evaluate their input.
+"""A contained verifier that marks with ReasoningGYM's own scorers, which execute answers.
 
-Our containment is around it.
-
-Run as a command by test_containment.py. The argument leaves one layer out, to show the effect of the other
-layers.
+test_containment.py runs it as a command. The argument disables one layer of the containment, to test the
+other layers.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""A task plug-in that does everything wrong: each specialty in another way.
+"""A faulty task plug-in: each specialty misbehaves in a different way.
 
-Loaded by test_own_tasks.py, in the contained process.
+test_own_tasks.py loads it in the contained process.
 """
 
 import os
@@ -11,17 +11,17 @@ from pathlib import Path
 name = "unruly"
 limits = {"seconds": 0.5, "memory": 96 * 2**20, "longest_question": 100, "longest_answer": 50}
 PID = os.getpid()
-# Values that score gives in place of a number from 0 to 1
+# Specialties whose score is not a number from 0 to 1
 WRONG = ("none", "nan", "text", "two", "minus", "infinite")
-# Actions of generate and score
+# Specialties in which generate and score misbehave
 FATAL = ("raises", "hangs", "eats", "exits", "dies", "touches", "dials", "imports")
-# What generate gives
+# Specialties with invalid questions, and these questions
 MADE = {"empty": ("", 0), "huge": ("x" * 101, 0), "odd": "no pair", "surrogate": ("\ud800", 0)}
 specialties = ["fine", *WRONG, *FATAL, *MADE]
 
 
 def generate(specialty, seed):
-    """Seed 1 is always well: the plug-in is let in. From 10 on it is not, nor the second of five."""
+    """Return a valid question for seeds below 10, so that the plug-in is accepted; then misbehave."""
     if seed < 10:
         return f"{specialty} {seed} of {PID} {random.random()}", specialty
     if specialty in MADE:
@@ -31,7 +31,7 @@ def generate(specialty, seed):
 
 
 def score(facts, answer):
-    # The plug-in is let in: "" and "0" are tried before.
+    # swarmd scores "" and "0" before it accepts the plug-in.
     if answer in ("good", "bad", "", "0"):
         return float(answer == "good")
     return misbehave(facts)

@@ -1,4 +1,4 @@
-"""A folder and a port that nothing may touch."""
+"""A folder and a port that the code under test must not touch."""
 
 import contextlib
 import socket
@@ -23,7 +23,7 @@ class Watched:
         return int(self.listener.getsockname()[1])
 
     def touched(self) -> list[str]:
-        """Return the files made, and the connections opened."""
+        """Return the names of created files, and "a connection" if one was opened."""
         found = [path.name for path in self.folder.iterdir()]
         with contextlib.suppress(BlockingIOError):
             self.listener.accept()
@@ -40,7 +40,7 @@ def watched(folder: Path) -> Iterator[Watched]:
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """Return the CPU seconds of a process and its descendants, those that ended included."""
+    """Return the CPU seconds of a process and all its descendants, including those that ended."""
     return sum(sum(each.cpu_times()[:4]) for each in (psutil.Process(pid), *descendants(pid)))
 
 

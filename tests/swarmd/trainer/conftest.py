@@ -1,4 +1,4 @@
-"""Rounds with their real parts: the tiny model, the contained verifier, the memory swarm."""
+"""Fixtures for rounds with real parts: the tiny model, the contained verifier, the in-memory swarm."""
 
 import itertools
 import socket
@@ -30,7 +30,7 @@ from tests.doubles import TIMEOUT_S, gossip, memory_node
 def join(
     swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig, **sent: int
 ) -> tuple[RoundParts, LanguagePolicy, Member]:
-    """A member of a swarm that trains, with its real parts; each look at its clock is a second later."""
+    """Return a swarm member that trains with real parts; its clock advances one second per reading."""
     clock = map(float, itertools.count(1_700_000_000)).__next__
     node = memory_node(swarm, number, clock, config=settings, model=settings.model.name, **sent)
     policy, me = LanguagePolicy.open(settings, seed=number), node.member.identity.peer_id
@@ -38,7 +38,7 @@ def join(
 
 
 def swarm_of(verifier: Verifier, *settings: NodeConfig) -> list[tuple[RoundParts, LanguagePolicy, Member]]:
-    """Return the members of a separate swarm."""
+    """Return the members of a new swarm, one for each of the settings."""
     swarm = MemorySwarm()
     return [join(swarm, number, verifier, one) for number, one in enumerate(settings, 1)]
 
@@ -48,7 +48,7 @@ TrainerIn = Callable[..., AbstractContextManager[tuple[Trainer, socket.socket]]]
 
 @pytest.fixture
 def trainer_in(verifier: Verifier) -> TrainerIn:
-    """Open a trainer in a folder, as its process has it; it comes with the daemon's end of its link."""
+    """Return a function that opens a trainer in a folder and yields it with the daemon's end of its link."""
 
     @contextmanager
     def opened(
@@ -83,7 +83,7 @@ def trainer_in(verifier: Verifier) -> TrainerIn:
 
 
 def watched(node: RoundParts, built: Callable[[Sequence[Scored]], object]) -> RoundParts:
-    """Return the node, every batch of which is shown to `built`."""
+    """Return the node, changed so that `built` is called with each of its batches."""
     return replace(node, build_batch=replace(node.build_batch, built=built))
 
 
@@ -98,7 +98,7 @@ def weights(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
 
 
 def share(member: Member, node: RoundParts, t: int, count: int, prefix: str = "", suffix: str = "") -> None:
-    """Share right sums, and as many wrong ones, to other questions each round."""
+    """Share rollouts with one right and one wrong sum each, for other questions in each round `t`."""
     tasks = [
         task
         for n in range(count)

@@ -1,7 +1,4 @@
-"""The daemon's use of the trainer's rounds.
-
-The age of rollouts that it hands on, and its choice of offers.
-"""
+"""The daemon uses the trainer's round numbers for the age of rollouts and for its choice of offers."""
 
 import io
 import itertools
@@ -33,7 +30,7 @@ OTHER = Identity(b"o" * 32)
 
 
 class Played:
-    """A daemon without network or trainer, and the rollouts it hands on."""
+    """A daemon without network or trainer, and the rollouts that it sends to the trainer."""
 
     def __init__(self, folder: Path, **sections: Any) -> None:
         view = JsonView(io.StringIO(), io.StringIO())
@@ -55,7 +52,7 @@ class Played:
 
     @property
     def heard(self) -> list[int]:
-        """The round in which each was heard."""
+        """The round in which each rollout was heard."""
         return [rollout.heard for rollout in self.received]
 
     @property
@@ -67,7 +64,7 @@ class Played:
         assert self.daemon.member.deliver(frame, None) is Verdict.ACCEPT
 
     def offer(self, n: int, specialty: str = "bf") -> None:
-        """Offer a rollout that is served when it is asked for."""
+        """Offer a rollout, which is sent on request."""
         rollout = Rollout(
             TaskRef(specialty, n), (Completion(random.Random(n).randbytes(2000).hex(), True),), OTHER.peer_id
         )
@@ -82,7 +79,7 @@ class Played:
         self.trainer_says(link.RoundDone(RoundLine(round=number), None, lead=lead or Lead()))
 
     def gather(self) -> None:
-        """Fetch the chosen rollouts."""
+        """Let the daemon fetch the offers that it chooses."""
 
         async def gather() -> None:
             async with trio.open_nursery() as nursery:
@@ -93,27 +90,27 @@ class Played:
         trio.run(gather)
 
 
-def test_a_set_is_of_the_round_in_which_it_was_heard(tmp_path: Path) -> None:
+def test_a_message_counts_for_the_round_in_which_it_was_heard(tmp_path: Path) -> None:
     played, numbers = Played(tmp_path), itertools.count()
 
     def hear() -> None:
         sent = [Rollout(TaskRef("bf", next(numbers)), (Completion("a", True),), OTHER.peer_id)]
         played.gossip(wire.KIND, wire.encode(sent, 1, "m"))
 
-    hear()  # before the trainer has named its round
+    hear()  # before the trainer has reported its round
     played.trainer_says(link.TrainerReady(ModelDescription(), 7, []))
     hear()  # in its round 8
     played.round_done(8)
     hear()  # in its round 9
     played.daemon.child.on_death(Death("killed", 1, 0.0))
-    hear()  # while there is none
+    hear()  # while there is no trainer
     played.trainer_says(link.TrainerReady(ModelDescription(), 3, []))
     hear()  # in round 4 again
     played.gather()
     assert played.heard == [0, 8, 9, 9, 4]
 
 
-def test_a_fetched_rollout_belongs_to_the_round_of_its_offer(tmp_path: Path) -> None:
+def test_a_fetched_rollout_counts_for_the_round_of_its_offer(tmp_path: Path) -> None:
     played = Played(tmp_path)
     played.trainer_says(link.TrainerReady(ModelDescription(), 7, []))
     played.offer(1)
@@ -123,7 +120,7 @@ def test_a_fetched_rollout_belongs_to_the_round_of_its_offer(tmp_path: Path) -> 
     assert sorted(played.heard) == [8, 9]
 
 
-def test_fetching_follows_the_trainers_lead_over_other_nodes(tmp_path: Path) -> None:
+def test_fetching_prefers_specialties_in_which_other_nodes_are_ahead(tmp_path: Path) -> None:
     played = Played(tmp_path, sharing={"take": "ahead"})
     played.trainer_says(link.TrainerReady(ModelDescription(), 0, []))
     played.round_done(1, Lead({"bf": -0.1, "arc_1d": -0.2}, 0.05))
@@ -132,7 +129,7 @@ def test_fetching_follows_the_trainers_lead_over_other_nodes(tmp_path: Path) -> 
         played.offer(n, "arc_1d")
     played.gather()
     assert not played.refs
-    for number in range(2, 5):  # until they are too old
+    for number in range(2, 5):  # until the first offers are too old
         played.round_done(number, Lead({"bf": -0.1, "arc_1d": -0.2}, 0.05))
     for n in range(3):
         played.offer(10 + n, "bf")

@@ -1,4 +1,4 @@
-"""A node's own limits on the tokens of its answers, in the policy, the report and checkpoints."""
+"""A node's limits on the number of tokens per answer reach the policy, the report and checkpoints."""
 
 import random
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ FORM, PROSE = "<answer>4</answer>", "I think that"
 
 
 def scored(ref: TaskRef, *answers: tuple[str, int]) -> Scored:
-    """Return a rollout of texts with so many tokens."""
+    """Return a rollout of texts with these numbers of tokens."""
     completions = tuple(Completion(text, ended=True) for text, _ in answers)
     tokens = Tokens(tuple((0,) * length for _, length in answers), tuple((-1.0,) * n for _, n in answers))
     return Scored(Rollout(ref, completions, ME), "?", (0.0,) * len(answers), 1, tokens)
@@ -36,7 +36,7 @@ def of(limits: AnswerLimits, *refs: TaskRef) -> list[int]:
     return list(limits.of([Task(ref, "?", {}) for ref in refs]))
 
 
-def test_a_specialty_is_limited_by_the_median_of_its_answers_in_the_asked_form() -> None:
+def test_the_limit_of_a_specialty_follows_its_median_answer_in_the_asked_form() -> None:
     limits = AnswerLimits(adaptive=True)
     assert of(limits, BF, MATRIX) == [0, 0]
     limits.saw([scored(BF, (FORM, 10), (FORM, 12), (FORM, 200), (PROSE, 256), (PROSE, 256))], TINY_9)
@@ -45,21 +45,21 @@ def test_a_specialty_is_limited_by_the_median_of_its_answers_in_the_asked_form()
     assert of(limits, MATRIX, BF) == [FORM_TOKENS, MEDIANS * 12]
 
 
-def test_a_specialty_without_answers_takes_the_limit_of_all_and_has_room_for_the_right_answer() -> None:
+def test_the_limit_of_a_specialty_without_answers_fits_all_and_the_right_answer() -> None:
     limits = AnswerLimits(adaptive=True)
     matrix, short = Task(MATRIX, "?", {"answer": "0 1 " * 50}), Task(MATRIX, "?", {"answer": "1"})
     logic = Task(MATRIX, "?", {"answer": None, "metadata": {"example_answer": "P" * 60}})
     assert limits.of([matrix, short, logic]) == [0, 0, 0]
     limits.saw([scored(BF, (FORM, 10)), scored(MATRIX, (PROSE, 256))], TINY_9)
     assert limits.of([matrix, short, logic]) == [FORM_TOKENS + 200, MEDIANS * 10, FORM_TOKENS + 60]
-    # One answer does not tell how long answers are; eight do.
+    # One answer is too few to estimate the length of answers; eight are enough.
     limits.saw([scored(MATRIX, (FORM, 200)), scored(BF, (FORM, 10), (FORM, 10))], TINY_9)
     assert limits.of([matrix, short, logic]) == [FORM_TOKENS + 200, MEDIANS * 10, FORM_TOKENS + 60]
     limits.saw([scored(MATRIX, *[(FORM, 9)] * (ENOUGH - 1))], TINY_9)
     assert limits.of([matrix, short, logic]) == [FORM_TOKENS + 200, MEDIANS * 9, FORM_TOKENS + 60]
 
 
-def test_every_question_of_ladder_9_leaves_room_for_a_right_answer() -> None:
+def test_the_limit_has_room_for_a_right_answer_to_each_question_of_ladder_9() -> None:
     tasks, limits = CurriculumTasks(LADDER_9), AnswerLimits(adaptive=True)
     limits.saw([scored(BF, (FORM, 1))], TINY_9)
     drawn = tasks.draw(200, random.Random(7), all_levels=True)
@@ -67,25 +67,25 @@ def test_every_question_of_ladder_9_leaves_room_for_a_right_answer() -> None:
         assert len(tasks.curriculum.tagged(task.ref.specialty, solution(tasks, task))) <= limit, task
 
 
-def test_the_limit_grows_with_the_answers() -> None:
+def test_the_limit_grows_with_the_length_of_the_answers() -> None:
     limits = AnswerLimits(adaptive=True)
     length, reached = 10, []
     for _ in range(4):
         limits.saw([scored(BF, *[(FORM, length)] * KEPT)], TINY_9)
         (limit,) = of(limits, BF)
         reached.append(limit)
-        length = limit  # a model that uses all the room that it has
+        length = limit  # a model that always uses the whole limit
     assert reached == [40, 160, 640, 2560]
 
 
-def test_a_configured_limit_is_left_alone() -> None:
+def test_a_configured_limit_is_not_changed() -> None:
     limits = AnswerLimits()
     limits.saw([scored(BF, (FORM, 10))], TINY_9)
     assert of(limits, BF) == [0]
 
 
 class Rambling(PlayedPolicy):
-    """Answers in the form half of the time, with 10 tokens; notes its limits."""
+    """A policy that gives every second answer in the asked form, with 10 tokens, and records its limits."""
 
     def __init__(self) -> None:
         super().__init__(lambda _: [FORM, PROSE] * 4)
@@ -113,26 +113,26 @@ def node(max_new_tokens: int) -> tuple[RoundParts, Rambling]:
     return build(config, 1, me, ours, policy, lambda items: [(0.0,) * len(c) for _, c in items]), policy
 
 
-def test_rounds_give_the_policy_its_limits_and_report_them() -> None:
+def test_rounds_pass_the_limits_to_the_policy_and_report_them() -> None:
     parts, policy = node(0)
     reports = [run_round(t, parts) for t in (1, 2)]
     assert policy.limits == [[0, 0], [40, 40]]
     assert [r.answers and r.answers.limit for r in reports] == [None, 40.0]
-    # A node that goes on from a checkpoint has the same limits.
+    # A node that continues from a checkpoint has the same limits.
     again, resumed = node(0)
     again.limits.lengths = dict(run_state(2, 1, parts).lengths)
     run_round(3, again)
     assert resumed.limits == [[40, 40]]
 
 
-def test_a_configured_limit_holds_for_all_rounds() -> None:
+def test_a_configured_limit_applies_in_all_rounds() -> None:
     parts, policy = node(64)
     reports = [run_round(t, parts) for t in (1, 2)]
     assert policy.limits == [[0, 0]] * 2 and {r.answers and r.answers.limit for r in reports} == {None}
 
 
 @pytest.mark.parametrize("limits", [(), (0, 0, 0), (3, 0, 99)])
-def test_each_question_has_a_limit_of_its_own(limits: tuple[int, ...]) -> None:
+def test_each_question_has_its_own_limit(limits: tuple[int, ...]) -> None:
     config = NodeConfig.model_validate(
         {"model": {"name": "tiny", "device": "cpu"}, "generate": {"max_new_tokens": 12, "temperature": 9.0}}
     )

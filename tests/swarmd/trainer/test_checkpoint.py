@@ -44,7 +44,7 @@ def state(number: int) -> RunState:
 
 
 def uneven(state: RunState) -> RunState:
-    """Leave a reward out of the first rollout."""
+    """Return the state without one reward of its first rollout."""
     first, *others = state.pool
     scored = replace(first.scored, rewards=first.scored.rewards[1:])
     return replace(state, pool=(replace(first, scored=scored), *others))
@@ -54,21 +54,21 @@ def policy(text: str = "weights") -> list[tuple[str, bytes]]:
     return [("policy.bin", text.encode())]
 
 
-def test_a_checkpoint_is_due_each_interval() -> None:
+def test_a_checkpoint_is_due_after_each_interval() -> None:
     timetable = Timetable(60, 50e9, last=1000.0)
     assert not timetable.due(1059.9) and timetable.due(1060.0) and timetable.until_due(1000.0) == 60
     timetable.wrote(10_000_000, 1065.0)
     assert timetable.until_due(1065.0) == 60 and timetable.affordable(1065.0 + timetable.interval(10_000_000))
 
 
-def test_large_ones_come_less_often() -> None:
+def test_large_checkpoints_are_less_frequent() -> None:
     timetable = Timetable(60, 50e9, last=0.0)
     timetable.wrote(6_000_000_000, 60.0)
     assert timetable.until_due(60.0) == pytest.approx(6 / 50 * DAY_S) and not timetable.due(3600.0)
 
 
-def test_a_day_of_saves_that_cannot_wait_stays_within_the_limit() -> None:
-    """A judge that asks whenever a checkpoint is affordable, and a pause each hour besides."""
+def test_urgent_saves_stay_within_the_daily_limit() -> None:
+    """The judge asks whenever a checkpoint is affordable, and the node is paused every hour."""
     size, now, written = 100_000_000, 0.0, 0
     timetable = Timetable(60, 50e9, last=0.0)
     while now < DAY_S:
@@ -81,8 +81,9 @@ def test_a_day_of_saves_that_cannot_wait_stays_within_the_limit() -> None:
 
 
 def test_the_state_folder_stays_within_its_limit(tmp_path: Path) -> None:
-    """Two checkpoints fit: the newest is never given up for the next, and if it would have to be, the next
-    one is refused.
+    """The limit allows two checkpoints.
+
+    The latest is never removed for the next; if there is no room for both, the next is rejected.
     """
     checkpoints = Checkpoints(tmp_path / "c", most=40_000)
     for number in range(1, 5):
@@ -98,7 +99,7 @@ def test_the_state_folder_stays_within_its_limit(tmp_path: Path) -> None:
     checkpoints.save(state(5), policy("w" * 8_000))
 
 
-def test_a_saved_checkpoint_comes_back(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_can_be_read_back(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c")
     assert checkpoints.newest() is None
     checkpoints.save(state(3), policy())
@@ -109,19 +110,19 @@ def test_a_saved_checkpoint_comes_back(tmp_path: Path) -> None:
     assert rng.random() == random.Random(3).random()
 
 
-def test_the_two_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_two_latest_checkpoints_are_kept(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for number in (8, 9, 10, 11):
         checkpoints.save(state(number), policy())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000010", "round-00000011"]
 
 
-def test_a_round_gets_its_name_only_once_it_is_durable(
+def test_a_checkpoint_gets_its_name_only_once_it_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Power lost at any moment.
+    """So a power failure at any moment leaves no incomplete checkpoint.
 
-    Each file is synced before its folder, that before it is renamed, and the name before the save returns.
+    The order is: sync the files, sync their folder, rename the folder, sync the parent folder.
     """
     done: list[int | str] = []
     fsync, rename = os.fsync, Path.rename
@@ -142,14 +143,14 @@ def test_a_round_gets_its_name_only_once_it_is_durable(
     assert done[3:] == [saved.stat().st_ino, "renamed", tmp_path.stat().st_ino]
 
 
-def test_a_round_saved_again_replaces_the_earlier_save(tmp_path: Path) -> None:
+def test_saving_a_round_again_replaces_the_earlier_save(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for text in ("once", "again"):
         assert (checkpoints.save(state(1), policy(text)) / "policy.bin").read_text() == text
     assert checkpoints.newest()[2] == []
 
 
-def test_a_half_written_checkpoint_is_cleared_away_after_a_kill(tmp_path: Path) -> None:
+def test_a_partial_checkpoint_of_a_killed_node_is_removed(tmp_path: Path) -> None:
     (tmp_path / "partial-99999999").mkdir()
     (tmp_path / f"partial-{os.getpid()}").mkdir()
     (tmp_path / f"partial-{os.getpid()}" / "left.bin").write_bytes(b"x")
@@ -157,7 +158,7 @@ def test_a_half_written_checkpoint_is_cleared_away_after_a_kill(tmp_path: Path) 
     assert [p.name for p in tmp_path.iterdir()] == [saved.name] and not (saved / "left.bin").exists()
 
 
-def test_a_half_written_checkpoint_takes_no_room_of_the_next(tmp_path: Path) -> None:
+def test_a_partial_checkpoint_does_not_count_towards_the_limit(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     left = folder / "partial-99999999"
     checkpoints = Checkpoints(folder, most=40_000)
@@ -167,8 +168,8 @@ def test_a_half_written_checkpoint_takes_no_room_of_the_next(tmp_path: Path) -> 
     assert not left.exists()
 
 
-def test_another_program_can_read_one(tmp_path: Path) -> None:
-    """It needs only the reference implementation of msgpack and the manifest."""
+def test_another_program_can_read_a_checkpoint(tmp_path: Path) -> None:
+    """The reference implementation of msgpack and the manifest are enough."""
     saved = Checkpoints(tmp_path).save(replace(state(2), before={1: 3}, used=(b"digest",)), policy())
     files = json.loads((saved / "manifest.json").read_text())["files"]
     content = (saved / "run.msgpack").read_bytes()
@@ -205,8 +206,8 @@ def test_another_program_can_read_one(tmp_path: Path) -> None:
     assert drawn.random() == random.Random(2).random()
 
 
-def test_the_last_damaged_checkpoint_is_kept(tmp_path: Path) -> None:
-    """A run that goes on from before a damaged checkpoint removes neither that nor a newer one."""
+def test_the_latest_damaged_checkpoint_is_kept(tmp_path: Path) -> None:
+    """A run that continues from an earlier round removes neither a damaged checkpoint nor later ones."""
     checkpoints = Checkpoints(tmp_path)
     newer = ["round-00000007", "round-00000008", "round-00000009"]
     for name in ("damaged-round-00000003", "damaged-round-00000005", *newer):
@@ -215,7 +216,7 @@ def test_the_last_damaged_checkpoint_is_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged-round-00000005", "round-00000002", *newer]
 
 
-def test_a_checkpoint_damaged_again_is_set_aside_again(tmp_path: Path) -> None:
+def test_a_round_whose_checkpoint_is_damaged_again_is_renamed_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(1), policy())
     (tmp_path / "round-of-notes.txt").write_text("mine")
@@ -235,7 +236,7 @@ def test_a_checkpoint_damaged_again_is_set_aside_again(tmp_path: Path) -> None:
         (errno.EIO, "owner and mode"),
     ],
 )
-def test_disk_errors_say_why_and_what_to_do(tmp_path: Path, number: int, said: str) -> None:
+def test_disk_errors_give_the_cause_and_a_remedy(tmp_path: Path, number: int, said: str) -> None:
     def refused() -> Iterator[tuple[str, bytes]]:
         yield "policy.bin", b"half"
         raise OSError(number, os.strerror(number))
@@ -251,7 +252,7 @@ def test_disk_errors_say_why_and_what_to_do(tmp_path: Path, number: int, said: s
 
 
 def written(folder: Path, name: str, content: bytes | None) -> None:
-    """Put a file into a checkpoint, and into its manifest. None: take it out of the manifest."""
+    """Put a file into a checkpoint and its manifest, or remove it from the manifest if `content` is None."""
     document = json.loads((folder / "manifest.json").read_text())
     document["files"].pop(name, None)
     if content is not None:
@@ -265,7 +266,7 @@ def manifest(text: str) -> Callable[[Path], object]:
 
 
 def edited(**changes: object) -> Callable[[Path], object]:
-    """The manifest with other values; of `files` those that are given, None among them."""
+    """Return a function that changes these values of a checkpoint's manifest."""
     return lambda folder: manifest(json.dumps(json.loads((folder / "manifest.json").read_text()) | changes))(
         folder
     )
@@ -293,7 +294,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_renamed_and_the_previous_one_is_used(tmp_path: Path, damage: str) -> None:
     checkpoints = Checkpoints(tmp_path, ["policy.bin"])
     checkpoints.save(state(1), policy("old"))
     DAMAGES[damage](checkpoints.save(state(2), policy("new")))
@@ -303,7 +304,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path
     assert (tmp_path / "damaged-round-00000002").is_dir()
 
 
-def test_a_checkpoint_that_cannot_be_resumed_is_set_aside(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_restored_is_skipped_with_a_note(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for number in (1, 2):
         checkpoints.save(state(number), policy())
@@ -316,10 +317,10 @@ def test_a_checkpoint_that_cannot_be_resumed_is_set_aside(tmp_path: Path) -> Non
     assert found.round == 1 and "a state vector" in notes[0]
 
 
-def test_the_run_does_not_silently_start_again_if_no_checkpoint_is_whole(tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_ends_with_an_error(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     (checkpoints.save(state(1), policy()) / "policy.bin").write_text("x")
-    for _ in range(2):  # nor when it is started again
+    for _ in range(2):  # the second start fails as well
         with pytest.raises(SwarmdError, match=r"round-00000001 is damaged.*--state-dir"):
             checkpoints.newest()
 
@@ -327,18 +328,18 @@ def test_the_run_does_not_silently_start_again_if_no_checkpoint_is_whole(tmp_pat
 @pytest.mark.skipif(
     os.geteuid() == 0 and not Path("/dev/full").exists(), reason="needs a device that is always full"
 )
-def test_saving_on_a_really_full_device(tmp_path: Path) -> None:
+def test_saving_on_a_full_device_gives_an_error(tmp_path: Path) -> None:
     with pytest.raises(CannotRecord):
         Checkpoints(tmp_path).save(state(1), [("/dev/full", b"x" * 100_000)])
 
 
-# Read without the lock, to export or to answer.
+# Commands that export or answer read checkpoints without the lock.
 
 
-def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> None:
+def test_the_latest_checkpoint_and_the_metrics_up_to_it_are_read(tmp_path: Path) -> None:
     for number in (1, 2):
         Checkpoints(tmp_path / "checkpoints").save(state(number), policy(f"of {number}"))
-    # A conversation reads each newer checkpoint, and never the figures: they may be gigabytes.
+    # A conversation reads each new checkpoint but never the metrics, which may be gigabytes.
     (tmp_path / "metrics.jsonl").mkdir()
     run = read_snapshot(tmp_path, ["policy.bin"])
     (tmp_path / "metrics.jsonl").rmdir()
@@ -347,7 +348,7 @@ def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> 
     assert [line.round for line in each_round(tmp_path / "metrics.jsonl", run.round)] == [1, 2]
 
 
-def test_damaged_checkpoint_is_passed_over_and_left_in_place(tmp_path: Path) -> None:
+def test_readers_skip_a_damaged_checkpoint_and_leave_it_in_place(tmp_path: Path) -> None:
     older, newest = (Checkpoints(tmp_path / "checkpoints").save(state(n), policy()) for n in (1, 2))
     (newest / "policy.bin").write_bytes(b"weightz")
     assert read_snapshot(tmp_path, ["policy.bin"]).round == 1 and newest.is_dir()
@@ -357,15 +358,15 @@ def test_damaged_checkpoint_is_passed_over_and_left_in_place(tmp_path: Path) -> 
         read_snapshot(tmp_path, ["policy.bin"])
 
 
-def test_a_checkpoint_removed_while_it_is_read_is_replaced_by_a_newer(tmp_path: Path) -> None:
+def test_a_reader_takes_a_later_checkpoint_if_its_own_is_removed(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     first = checkpoints.save(state(1), policy()) / "policy.bin"
     first.unlink()
-    os.mkfifo(first)  # whose reader waits for the node
+    os.mkfifo(first)  # a reader of the pipe waits for the node
 
     def node() -> None:
         with first.open("wb"):
-            for number in (2, 3):  # and the first is gone
+            for number in (2, 3):  # removes the first
                 checkpoints.save(state(number), policy(f"of {number}"))
 
     thread = threading.Thread(target=node)
@@ -376,8 +377,8 @@ def test_a_checkpoint_removed_while_it_is_read_is_replaced_by_a_newer(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_the_last_whole_checkpoint(tmp_path: Path) -> None:
-    """A child saves as fast as it can and says each round that is behind it; we kill it at random moments."""
+def test_a_kill_at_any_moment_leaves_the_latest_complete_checkpoint(tmp_path: Path) -> None:
+    """A child process saves repeatedly and prints each saved round; the test kills it at random moments."""
     program = textwrap.dedent(
         """
         import sys

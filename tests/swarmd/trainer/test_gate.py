@@ -1,4 +1,4 @@
-"""The gate in a real node: tiny's own log-probabilities, a checkpoint between, and an operator's figures."""
+"""The gate against unusual text works in a real node, with the tiny model's own log-probabilities."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -19,21 +19,21 @@ def config(**sections: object) -> NodeConfig:
     return NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
 
 
-def test_right_answers_with_something_in_them_are_not_trained_on(verifier: Verifier) -> None:
+def test_right_answers_with_unlikely_text_are_not_trained_on(verifier: Verifier) -> None:
     (node, _, _), (_, _, other) = swarm_of(verifier, config(), config())
     first, second, third = play(node, other, (1, 2, 3))
     assert (first.external, first.gated) == (4, {}), (
-        "of its own it has seen 32 completions, which is too few to judge by"
+        "the gate judged after 32 local completions, which are too few"
     )
     assert (second.external, third.external) == (0, 0)
     assert sum(second.gated.values()) == sum(third.gated.values()) == 4
     (fourth,) = play(node, other, (4,), prefix="")
     assert (fourth.external, fourth.gated) == (4, {})
-    assert third.rejected == fourth.rejected == {}, "nobody is blamed"
+    assert third.rejected == fourth.rejected == {}, "an author was charged for text that the gate left out"
 
 
 @pytest.mark.parametrize("mode", ["on", "report", "off"])
-def test_text_after_an_answer_is_left_out_with_and_without_the_gate(verifier: Verifier, mode: str) -> None:
+def test_text_after_an_answer_is_removed_in_every_gate_mode(verifier: Verifier, mode: str) -> None:
     (node, _, _), (_, _, other) = swarm_of(verifier, config(gate={"mode": mode}), config())
     batches: list[Scored] = []
     reports = play(watched(node, batches.extend), other, (1, 2, 3), prefix="", suffix=" evil" * 20)
@@ -46,7 +46,7 @@ def test_text_after_an_answer_is_left_out_with_and_without_the_gate(verifier: Ve
     "gate, parameters, gated, reported",
     [
         ({"mode": "auto"}, MEASURED_PARAMETERS, 4, 0),
-        ({"mode": "auto"}, MEASURED_PARAMETERS + 1, 0, 4),  # if nothing was measured it only reports
+        ({"mode": "auto"}, MEASURED_PARAMETERS + 1, 0, 4),  # for unmeasured sizes the gate only reports
         ({"mode": "on"}, MEASURED_PARAMETERS + 1, 4, 0),
         ({"mode": "report"}, 1, 0, 4),
         ({"mode": "off"}, 1, 0, 0),
@@ -74,10 +74,10 @@ def test_each_gate_mode_acts_as_documented(
     assert (node.gate is None) == (gate == {"mode": "off"})
 
 
-def test_with_replay_each_rollout_is_computed_once(
+def test_with_replay_the_log_probabilities_of_a_rollout_are_computed_once(
     verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gate computes them, and its log-probabilities serve as the ones of first use."""
+    """The gate computes the log-probabilities, and training takes them from the gate."""
     asked: list[Scored] = []
     logprobs = LanguagePolicy.logprobs
 

@@ -1,4 +1,4 @@
-"""A node on ladder-9: rounds move its levels, checkpoints keep them, and it learns from every level."""
+"""On ladder-9, rounds change a node's levels, checkpoints keep them, and it trains on every level."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ RIGHT, WRONG, MIXED = ["right"] * 4, ["wrong"] * 4, ["right", "wrong"] * 2
 
 
 class Scripted(PlayedPolicy):
-    """Gives every question of a round the same answer; its checkpoints hold nothing."""
+    """A policy that gives the same answers to all questions of a round; its checkpoints are empty."""
 
     def __init__(self, script: Iterator[list[str]]) -> None:
         super().__init__(lambda _: self.texts)
@@ -60,20 +60,20 @@ def asked(parts: RoundParts) -> int:
     return parts.tasks.staircase.levels["basic_arithmetic"]
 
 
-def test_rounds_move_the_level_and_say_so() -> None:
+def test_rounds_change_the_level_and_report_it() -> None:
     parts, _, _ = node(RIGHT, RIGHT, MIXED, WRONG, WRONG, WRONG)
     reports = [run_round(t, parts) for t in range(1, 7)]
     assert [report.levels["basic_arithmetic"] for report in reports] == [2, 3, 3, 2, 1, 1]
-    # A level that is named stays.
+    # A configured level does not change.
     assert {report.levels["binary_matrix"] for report in reports} == {2}
 
 
-def test_resampling_asks_at_the_next_level_at_once() -> None:
+def test_resampled_questions_have_the_next_level_at_once() -> None:
     parts, _, _ = node(RIGHT, RIGHT, RIGHT, resample=2)
     assert run_round(1, parts).levels["basic_arithmetic"] == 4
 
 
-def test_late_answers_of_generators_move_nothing() -> None:
+def test_late_answers_of_generators_do_not_change_the_level() -> None:
     parts, policy, _ = node(*[WRONG] * 9)
     queue = QuestionQueue(lambda count: parts.tasks.draw(count, parts.task_rng), 12, 100)
     held = queue.hand_out(0)
@@ -118,7 +118,7 @@ def test_rollouts_of_every_level_are_trained_on(level: int) -> None:
     assert report.external == len(rollouts) and set(report.external_by_specialty) == found
 
 
-def test_one_seed_one_history() -> None:
+def test_the_same_seed_gives_the_same_levels_and_random_states() -> None:
     def history() -> list[Any]:
         rng = random.Random(3)
         parts, _, _ = node(*(rng.choice([RIGHT, WRONG, MIXED]) for _ in range(12)))

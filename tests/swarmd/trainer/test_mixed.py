@@ -1,6 +1,6 @@
-"""Nodes of different architectures and tokenizers in one swarm.
+"""Nodes with different architectures and tokenizers are in one swarm.
 
-Each trains on the other's text, as far as its model can.
+Each trains on the other's text as far as its model allows.
 """
 
 import itertools
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a model of two layers of Llama, with random weights and a token for each byte."""
+    """Make a two-layer Llama model with random weights and one token per byte."""
     return make_model(
         tmp_path_factory.mktemp("other"), "llama", max_position_embeddings=1024, initializer_range=0.02
     )
@@ -39,7 +39,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A token for each letter of ASCII and for no other, and a context of 128 of them."""
+    """Make a model with tokens for ASCII characters only, and a context of 128 tokens."""
     folder = tmp_path_factory.mktemp("narrow")
     letters = [*SPECIALS, "\n", *map(chr, range(32, 127))]
     backend = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
@@ -73,7 +73,7 @@ def joined(
 
 
 def teach_the_form(policy: LanguagePolicy) -> None:
-    """Train until random weights answer right now and then, since all-wrong answers are not shared."""
+    """Train a random model until some of its answers are right, because all-wrong groups are not shared."""
     tasks, rng = CurriculumTasks(TINY_9, ("basic_arithmetic",)), random.Random(1)
     for _ in range(60):
         answered = [
@@ -98,7 +98,7 @@ def test_nodes_of_two_architectures_and_tokenizers_exchange_rollouts(verifier: V
     for node, author, place in ((ours, theirs.me, 0), (theirs, ours.me, 1)):
         of_one = [row[place] for row in reports]
         assert sum(author in report.external_authors for report in of_one) >= 3, (
-            "most rounds have the other's rollouts"
+            "fewer than three rounds trained on the other node's rollouts"
         )
         assert all(report.tokens.trained > 0 and not report.skipped for report in of_one if report.external)
         assert all(not report.unfit and not report.rejected for report in of_one)
@@ -106,25 +106,25 @@ def test_nodes_of_two_architectures_and_tokenizers_exchange_rollouts(verifier: V
 
 
 def heard(node: RoundParts, swarm: MemorySwarm, *rollouts: tuple[Task, list[Completion]]) -> RoundReport:
-    """Play the round in which the node hears these rollouts of a peer."""
+    """Run a round in which the node receives these rollouts from a peer."""
     peer = memory_member(swarm, 8, map(float, itertools.count(1_700_000_000)).__next__)
     sent = [Rollout(task.ref, tuple(completions), peer.identity.peer_id) for task, completions in rollouts]
     gossip(peer, sent)
     report = run_round(1, node)
     assert peer.identity.peer_id not in node.swarm.member.reports  # type: ignore[attr-defined]
-    assert node.swarm.member.reputation.score(peer.identity.peer_id, 0.0) == 0  # type: ignore[attr-defined]  # nobody is blamed
+    assert node.swarm.member.reputation.score(peer.identity.peer_id, 0.0) == 0  # type: ignore[attr-defined]  # the peer is not charged
     return report
 
 
 WRONG = Completion("<answer>no</answer>", True)
 
 
-def test_a_right_answer_over_our_length_limit_is_dropped_counted_and_told(
+def test_a_right_answer_above_the_nodes_length_limit_is_dropped_and_counted(
     verifier: Verifier, other: Path
 ) -> None:
-    """Cut at our length limit, it would be a reward for half a text.
+    """If it were truncated, a part of the text would get the reward of the whole.
 
-    Another model, with room for it, trains on it.
+    A model with a higher limit trains on it.
     """
     tasks = CurriculumTasks(TINY_9, ("basic_arithmetic",)).draw(2, random.Random(3))
     long = [
@@ -150,15 +150,17 @@ def test_text_that_the_tokenizer_cannot_encode_is_dropped(verifier: Verifier, na
     assert (report.unfit, report.external) == ({UNKNOWN_CHARACTERS: 1}, 1)
 
 
-def test_a_question_longer_than_our_context_is_dropped(verifier: Verifier, narrow: Path) -> None:
+def test_a_rollout_whose_question_exceeds_the_models_context_is_dropped(
+    verifier: Verifier, narrow: Path
+) -> None:
     (task,) = CurriculumTasks(TINY_9, ("arc_1d",)).draw(1, random.Random(5))
     swarm = MemorySwarm()
     report = heard(joined(swarm, 1, verifier, narrow)[0], swarm, (task, [right(task), WRONG]))
     assert len(task.question) > 128 and (report.unfit, report.external) == ({QUESTION_TOO_LONG: 1}, 0)
 
 
-def test_a_node_that_opens_its_answers_trains_on_text_that_begins_so(verifier: Verifier, other: Path) -> None:
-    """Its own are shared whole; a right answer that begins otherwise has no place behind its prompt."""
+def test_a_node_with_an_opening_trains_on_text_that_begins_with_it(verifier: Verifier, other: Path) -> None:
+    """Local answers are shared with the opening. Right answers without it do not fit after the prompt."""
     tasks = CurriculumTasks(TINY_9, ("basic_arithmetic",)).draw(2, random.Random(6))
     prose = Completion("I do not know", True)
     swarm = MemorySwarm()
@@ -176,8 +178,10 @@ def test_a_node_that_opens_its_answers_trains_on_text_that_begins_so(verifier: V
     scored = Scored(Rollout(task.ref, (right(task), prose, WRONG), node.me), task.question, rewards, 1)
     (tokens,) = policy.logprobs([scored])
     lengths = [len(each) for each in tokens.ids]
-    assert lengths[1] == 0 and lengths[0] == len(f"{task.entry['answer']}") + 2, "answer, tag, end"
-    # Own answers keep the tokens that they were drawn with, behind the prompt that they were drawn behind
+    assert lengths[1] == 0 and lengths[0] == len(f"{task.entry['answer']}") + 2, (
+        "the tokens are not the answer, the closing tag and the end"
+    )
+    # Local answers keep their sampled tokens, and are scored after the prompt with which they were sampled.
     (generation,) = policy.generate([task.question], 2, seed=1)
     own = Rollout(task.ref, generation.completions, node.me)
     (again,) = policy.logprobs([Scored(own, task.question, (1.0, 0.0), 1, generation.tokens)])

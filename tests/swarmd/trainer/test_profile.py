@@ -1,5 +1,6 @@
-"""`profile = "sapo-paper"`: its meaning, its overrides, and that its rounds are Algorithm 1 (SAPO, arXiv
-2509.08721).
+"""`profile = "sapo-paper"` sets the paper's values, can be overridden, and gives rounds as in Algorithm 1.
+
+The paper is SAPO, arXiv 2509.08721.
 """
 
 import random
@@ -35,7 +36,7 @@ I, J, L = 4, 4, 8
 PAPER = load(None, {}, {"profile": "sapo-paper"})
 
 
-def test_one_line_sets_the_papers_settings_and_own_keys_override_them(tmp_path: Path) -> None:
+def test_the_profile_sets_the_papers_values_and_explicit_keys_override_them(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('profile = "sapo-paper"\n[train]\nlearning_rate = 3e-4\n')
     resolved = resolve(path, {"SWARMD_SHARING_WEIGH": "positive"}, {"external": 12})
@@ -51,13 +52,13 @@ def test_one_line_sets_the_papers_settings_and_own_keys_override_them(tmp_path: 
         resolved.origins["round.local"] == "profile sapo-paper"
         and resolved.origins["round.external"] == "--external"
     )
-    # The strongest names it
+    # A profile in the environment overrides the one in the file.
     assert load(path, {"SWARMD_PROFILE": "default"}, {}) == load(
         None, {"SWARMD_TRAIN_LEARNING_RATE": "3e-4"}, {}
     )
 
 
-def test_an_experiment_may_name_a_profile() -> None:
+def test_an_experiment_may_set_a_profile() -> None:
     document = {
         "name": "one", "base": {"profile": "sapo-paper", "train": {"learning_rate": 3e-4}},
         "setting": [{"name": "paper"}, {"name": "own", "profile": "default", "round": {"local": 8}}],
@@ -72,7 +73,7 @@ def test_an_experiment_may_name_a_profile() -> None:
             parse_experiment({"name": "one", "setting": [{"name": "8/0", "profile": wrong}]}, "x.toml")
 
 
-def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
+def test_an_error_about_an_unknown_profile_lists_the_known_ones() -> None:
     with pytest.raises(
         ConfigError,
         match=(
@@ -82,8 +83,8 @@ def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
         load(None, {}, {"profile": "sapo-papr"})
 
 
-def test_a_profile_names_every_key_it_means() -> None:
-    """A changed default therefore changes nothing of the profile."""
+def test_a_profile_sets_each_key_that_matters_to_it() -> None:
+    """So a changed default does not change the profile."""
     said = PROFILES["sapo-paper"]
     assert set(said["sharing"]) == set(SharingSettings.model_fields)
     assert {"local", "external", "completions", "resample", "max_age", "train"} == set(said["round"])
@@ -100,29 +101,30 @@ def test_a_profile_names_every_key_it_means() -> None:
 
 
 def test_the_profile_matches_the_paper() -> None:
-    """SAPO, sections 4 and 5, statement by statement."""
+    """Each assertion is a statement of SAPO, sections 4 and 5."""
     nine = {
         "base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic",
         "fraction_simplification", "decimal_arithmetic", "calendar_arithmetic", "binary_matrix",
     }  # fmt: skip
     assert (curriculum_of(PAPER).name, set(curriculum_of(PAPER).specialties)) == ("sapo-9", nine)
-    assert PAPER.tasks.specialties == () and not PAPER.tasks.reward  # all nine, by ReasoningGYM's verifiers
+    assert PAPER.tasks.specialties == () and not PAPER.tasks.reward  # all nine, scored as in ReasoningGYM
     assert (PAPER.round.local, PAPER.round.external, PAPER.round.completions) == (4, 4, 8)
     assert PAPER.round.train == "on" and PAPER.round.resample == 0  # no further questions
-    # Every weight of the policy is trained, by GRPO and Adam with their default hyper-parameters.
+    # All weights of the policy are trained with GRPO and Adam, with default hyper-parameters.
     assert PAPER.model.lora == "off"
     train = PAPER.train
     assert (train.loss, train.clip_low, train.clip_high, train.importance_cap) == ("grpo", 0.2, 0.28, 0.0)
     assert (train.optimizer, train.learning_rate) == ("adamw", 1e-3)
     assert (PAPER.generate.temperature, PAPER.generate.max_new_tokens) == (1.0, 256)
-    # Zero advantages are dropped first; of the rest the choice is uniform: no weights, caps or gate.
+    # Rollouts without advantage are dropped first. The choice among the rest is uniform, without weights,
+    # caps or gate.
     papers = {"share": "informative", "take": "uniform", "weigh": "paper", "caps": "off"}
     assert PAPER.sharing.model_dump() == papers
     assert PAPER.gate.mode == PAPER.replay.mode == "off"
 
 
-def test_the_table_is_played_with_the_papers_settings() -> None:
-    """But for the model, its curriculum, its rate and its short answers."""
+def test_the_sapo_table_experiment_uses_the_papers_settings() -> None:
+    """Only the model, the curriculum, the learning rate and the length of answers differ."""
     for setting in read_experiment(EXPERIMENTS / "sapo-table.toml").settings:
         for node in setting.nodes:
             assert (node.profile, node.sharing, node.gate) == ("sapo-paper", PAPER.sharing, PAPER.gate)
@@ -138,7 +140,7 @@ def right_or_wrong(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Seq
 
 
 class Seen(PlayedPolicy):
-    """Answers right by chance, or nothing right at all; remembers its questions and its batches."""
+    """A policy whose answers are right by chance; it records its questions and batches."""
 
     def __init__(self, rng: random.Random) -> None:
         def texts(_: str) -> list[str]:
@@ -146,7 +148,7 @@ class Seen(PlayedPolicy):
             return ["right" if rng.random() < share else "wrong" for _ in range(L)]
 
         super().__init__(texts)
-        self.asked: list[tuple[int, int]] = []  # questions, completions: of each round
+        self.asked: list[tuple[int, int]] = []  # (questions, completions) per round
         self.batches: list[Sequence[Scored]] = []
 
     def generate(self, questions, completions, limits=()):  # type: ignore[no-untyped-def]
@@ -158,16 +160,18 @@ class Seen(PlayedPolicy):
         return super().update(batch, weigh)
 
 
-def test_the_papers_profile_plays_algorithm_1() -> None:
-    """Four nodes, twelve rounds: every T^n is SampleSelf(C^n, I) with SampleExternal(C^m of other nodes
-    without zero advantages, J).
+def test_rounds_with_the_papers_profile_follow_algorithm_1() -> None:
+    """Four nodes run twelve rounds.
+
+    Each training set T^n must be SampleSelf(C^n, I) and SampleExternal(C^m of other nodes without zero
+    advantages, J).
     """
     swarm, clock, rng = MemorySwarm(), Clock(), random.Random(1)
     policies = [Seen(random.Random(number)) for number in range(4)]
     nodes = []
     reward: Reward = right_or_wrong
     for number, policy in enumerate(policies):
-        # Whichever others send
+        # The rule must hold for each sharing rule of the other nodes.
         share = PAPER.sharing.model_copy(update={"share": "all" if number % 2 else "informative"})
         config = PAPER.model_copy(update={"sharing": share})
         joined = memory_node(swarm, number, clock, curriculum=SAPO_9, config=config, whole=2**18)
@@ -181,8 +185,8 @@ def test_the_papers_profile_plays_algorithm_1() -> None:
                 reward,
             )
         )
-    shared: dict[tuple[PeerId, TaskRef], tuple[str, ...]] = {}  # C^m of all: the answers
-    # By each, and in which of its rounds
+    shared: dict[tuple[PeerId, TaskRef], tuple[str, ...]] = {}  # C^m of all nodes
+    # The rollouts that each node has heard, and in which of its rounds
     heard: dict[PeerId, dict[tuple[PeerId, TaskRef], int]] = {node.me: {} for node in nodes}
     used: dict[PeerId, set[tuple[PeerId, TaskRef]]] = {node.me: set() for node in nodes}
     most = 0
@@ -197,7 +201,7 @@ def test_the_papers_profile_plays_algorithm_1() -> None:
             own = [s for s in batch if s.rollout.author == node.me]
             theirs = [s for s in batch if s.rollout.author != node.me]
             shared |= {(node.me, s.rollout.ref): tuple(c.text for c in s.rollout.completions) for s in own}
-            # Uninformative rollouts stay: it is part of the mean
+            # Local rollouts without advantage stay in the batch, because they count in the mean.
             assert len(own) == len({s.rollout.ref for s in own}) == I
             taken = {(s.rollout.author, s.rollout.ref) for s in theirs}
             candidates = {
@@ -228,7 +232,7 @@ def test_the_papers_profile_uses_the_clipped_surrogate_without_kl() -> None:
     assert torch.equal(each, surrogate(current, old, advantages, 0.2, 0.28))
 
 
-def test_the_papers_profile_steps_adam_at_the_papers_rate() -> None:
+def test_the_papers_profile_uses_adam_with_the_papers_learning_rate() -> None:
     policy = LanguagePolicy.open(load(None, {"SWARMD_DEVICE": "cpu"}, {"profile": "sapo-paper"}), seed=1)
     texts = ["<answer>1</answer>", "<answer>12 and more</answer>", "no"]
     rollout = Rollout(TaskRef("bf", 1), tuple(Completion(text, True) for text in texts), PeerId("other"))

@@ -1,6 +1,6 @@
-"""Rounds with experience replay, with their real parts.
+"""Rounds with experience replay and real parts.
 
-The tiny model, the contained verifier, the memory swarm.
+These are the tiny model, the contained verifier and the in-memory swarm.
 """
 
 from pathlib import Path
@@ -35,16 +35,13 @@ def test_a_round_trains_several_times_on_a_pool_of_local_rollouts(verifier: Veri
     assert (first.staleness.max, first.replays_mean) == (
         0,
         1.0,
-    ), "the same four, for the first, second and third time"
+    ), "the three updates did not use the same four rollouts"
     assert last.staleness.mean > 0 and 1 <= last.staleness.max <= 3 and last.replays_mean > 1
     assert last.since_use_mean is not None and last.since_use_mean >= 1
 
 
-def test_old_log_probabilities_are_of_the_moment_of_generation(verifier: Verifier) -> None:
-    """The first update's ratio is 1 for freshly generated rollouts.
-
-    A later one's, on the same rollouts, is not.
-    """
+def test_replayed_rollouts_keep_their_log_probabilities_from_generation(verifier: Verifier) -> None:
+    """So the ratio is 1 in the first update on new rollouts, and differs in later updates on them."""
     node, policy, _ = join(MemorySwarm(), 1, verifier, config(rate=1e-3))
     kept = []
     for t in range(1, 5):
@@ -66,24 +63,30 @@ def test_external_rollouts_share_the_pool_within_their_limits(verifier: Verifier
         reports.append(run_round(t, node))
         by = [s.rollout.author for s in node.pool]
         assert len(by) <= 16 and by.count(node.me) >= min(8, 2 * t) - 2
-        assert all(by.count(other.me) <= 3 for other in others), "a fifth of 16"
+        assert all(by.count(other.me) <= 3 for other in others), (
+            "an author has more than a fifth of the 16 places"
+        )
         assert all(s.informative and t - s.round < 2 for s in node.pool if s.rollout.author != node.me)
     assert any(r.external for r in reports)
     first = [author for r in reports for author, _ in r.first_used]
     assert node.me not in first and 0 < len(first) < sum(r.external for r in reports), (
-        "replayed ones count once"
+        "replayed rollouts were counted more than once, or local ones were counted"
     )
 
 
-def test_external_rollouts_are_kept_longer_only_if_the_policy_remembers(verifier: Verifier) -> None:
+def test_external_rollouts_are_kept_longer_only_if_the_policy_has_log_probabilities(
+    verifier: Verifier,
+) -> None:
     settings = config(local=2, external=2, max_age=5)
     node, _, _ = join(MemorySwarm(), 1, verifier, settings)
     forgetful = build(settings, 1, node.me, node.swarm, PlayedPolicy(lambda _: ["x"]), verifier)
     assert (node.pool.max_age, forgetful.pool.max_age) == (5, settings.round.max_age)
 
 
-def test_a_pool_keeps_text_alone_if_prompts_have_changed(verifier: Verifier, tmp_path: Path) -> None:
-    """Token ids and log-probabilities are those behind the prompt of then."""
+def test_a_restored_pool_keeps_only_texts_if_the_prompts_have_changed(
+    verifier: Verifier, tmp_path: Path
+) -> None:
+    """Token ids and log-probabilities would belong to the earlier prompt."""
     node, policy, _ = join(MemorySwarm(), 1, verifier, config(local=2))
     run_round(1, node)
     checkpoints = Checkpoints(tmp_path, FILES)
@@ -98,8 +101,8 @@ def test_a_pool_keeps_text_alone_if_prompts_have_changed(verifier: Verifier, tmp
         assert [s.rollout for s in again.pool] == [s.rollout for s in node.pool]
 
 
-def test_replay_switched_off_again_is_the_papers_round(verifier: Verifier, tmp_path: Path) -> None:
-    """The section's other keys change nothing while it is off."""
+def test_with_replay_off_a_round_follows_the_paper(verifier: Verifier, tmp_path: Path) -> None:
+    """The other keys of the section have no effect while replay is off."""
     plain = NodeConfig.model_validate({"round": {"local": 2, "external": 0}, "model": {"device": "cpu"}})
     off = config(local=2, mode="off", size=99, updates_per_round=9, positive_bias=0.5)
     ends = []
@@ -110,10 +113,10 @@ def test_replay_switched_off_again_is_the_papers_round(verifier: Verifier, tmp_p
     assert ends[0] == ends[1] and ends[0][2] == 0
 
 
-def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
-    """At ten times the healthy rate the drift soars.
+def test_replay_pauses_if_the_policy_drifts_too_far(verifier: Verifier) -> None:
+    """The learning rate is ten times too high, so the drift becomes large.
 
-    Then a round is the paper's, with one update on fresh rollouts.
+    After that, a round follows the paper, with one update on new rollouts.
     """
     node, _, _ = join(MemorySwarm(), 1, verifier, config(rate=3e-3, updates_per_round=6))
     reports: list[RoundReport] = []
@@ -126,7 +129,7 @@ def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
     assert reports[-2].updates == 6 and reports[-2].drift > 1.0
 
 
-def test_external_text_is_replayed_with_the_policys_log_probabilities_of_its_first_use(
+def test_replayed_external_text_keeps_the_log_probabilities_of_its_first_use(
     verifier: Verifier,
 ) -> None:
     settings = config(
@@ -147,5 +150,5 @@ def test_external_text_is_replayed_with_the_policys_log_probabilities_of_its_fir
     now = policy.logprobs(theirs)
     assert now and [n.ids for n in now] == [s.tokens.ids for s in theirs if s.tokens]
     assert all(n.logprobs != s.tokens.logprobs for n, s in zip(now, theirs, strict=True) if s.tokens), (
-        "the policy has moved on since"
+        "the policy has not changed since, so this test shows nothing"
     )

@@ -1,4 +1,4 @@
-"""The round with its real parts: the tiny model, the contained verifier, the memory swarm."""
+"""The round with its real parts: the tiny model, the contained verifier, the in-memory swarm."""
 
 import itertools
 import random
@@ -66,15 +66,15 @@ WRONG = Completion("no", True)
 def round_with(
     node: RoundParts, other: Member, answers: Mapping[TaskRef, Sequence[Completion]], t: int = 1
 ) -> RoundReport:
-    """Run the round in which the node hears the other's answers to these tasks."""
+    """Run a round in which the node receives the other member's answers to these tasks."""
     rollouts = [Rollout(ref, tuple(given), other.identity.peer_id) for ref, given in answers.items()]
     gossip(other, rollouts, t)
     return run_round(t, node)
 
 
-def test_a_node_alone_trains_alone_and_waits_for_nobody(verifier: Verifier) -> None:
+def test_a_node_without_peers_trains_without_waiting(verifier: Verifier) -> None:
     node, _, _ = join(MemorySwarm(), 1, verifier, config())
-    node = replace(node, clock=map(float, itertools.count()).__next__)  # each look is a second later
+    node = replace(node, clock=map(float, itertools.count()).__next__)  # one second per reading
     reports = [run_round(t, node) for t in range(1, 4)]
     for report in reports:
         assert report.seconds == {"generate": 1, "share": 1, "collect": 1, "score": 3, "train": 1}
@@ -82,7 +82,7 @@ def test_a_node_alone_trains_alone_and_waits_for_nobody(verifier: Verifier) -> N
     assert all(r.tokens.trained > 0 and r.grad_norm > 0 for r in reports if 0 < r.reward_mean < 1)
 
 
-def test_external_zero_in_a_swarm_is_plain_grpo_bit_for_bit(verifier: Verifier, tmp_path: Path) -> None:
+def test_external_zero_in_a_swarm_equals_grpo_alone_bit_for_bit(verifier: Verifier, tmp_path: Path) -> None:
     settings = config(local=4, external=0)
     alone, alone_policy, _ = join(MemorySwarm(), 1, verifier, settings)
     alone_reports = [without_seconds(run_round(t, alone)) for t in range(1, 4)]
@@ -97,20 +97,22 @@ def test_external_zero_in_a_swarm_is_plain_grpo_bit_for_bit(verifier: Verifier, 
     assert weights(crowded_policy, tmp_path / "a") == weights(alone_policy, tmp_path / "b")
 
 
-def test_in_a_swarm_each_trains_on_four_local_and_four_external_rollouts(verifier: Verifier) -> None:
+def test_each_node_of_a_swarm_trains_on_four_local_and_four_external_rollouts(verifier: Verifier) -> None:
     nodes = [node for node, _, _ in swarm_of(verifier, *[config()] * 3)]
     reports = [run_round(t, node) for t in range(1, 6) for node in nodes]
     later = reports[6:]
     assert all(r.local == 4 for r in reports) and sum(r.external == 4 for r in later) >= 0.8 * len(later)
-    assert all(r.staleness.max <= 2 for r in reports), "no older than round.max_age"
+    assert all(r.staleness.max <= 2 for r in reports), "a rollout is older than round.max_age"
     for node, report in zip(nodes * 5, reports, strict=False):
         assert node.me not in report.external_authors
         authors, specialties = zip(*report.first_used, strict=True) if report.first_used else ((), ())
-        assert sorted(authors) == sorted(report.external_authors), "each is used once"
+        assert sorted(authors) == sorted(report.external_authors), (
+            "an external rollout was used more than once"
+        )
         assert Counter(specialties) == report.external_by_specialty
 
 
-def test_one_seed_one_history_with_loss_and_duplication(verifier: Verifier) -> None:
+def test_the_same_seed_gives_the_same_reports_despite_loss_and_duplication(verifier: Verifier) -> None:
     def history() -> list[RoundReport]:
         swarm = LossySwarm(seed=7, loss=0.3, duplicate=0.3)
         nodes = [join(swarm, i, verifier, config(local=2, external=2))[0] for i in (1, 2)]
@@ -119,8 +121,8 @@ def test_one_seed_one_history_with_loss_and_duplication(verifier: Verifier) -> N
     assert history() == history()
 
 
-def test_the_batch_was_regenerated_and_scored_here(verifier: Verifier) -> None:
-    """A peer's answers earn our verifier's rewards, even if the peer claims other ones."""
+def test_questions_and_rewards_of_external_rollouts_are_computed_by_the_node(verifier: Verifier) -> None:
+    """A peer's answers get the rewards of the node's own verifier, whatever the peer claims."""
     node, _, liar = pair(verifier, config())
     wrong = Completion("<answer>I am right, trust me</answer>", True)
     tasks = node.tasks.draw(4, random.Random(0))
@@ -131,7 +133,9 @@ def test_the_batch_was_regenerated_and_scored_here(verifier: Verifier) -> None:
         assert scored.rewards == (1.0, 0.0)
 
 
-def test_a_node_that_does_not_train_shares_and_keeps_its_weights(verifier: Verifier, tmp_path: Path) -> None:
+def test_a_node_that_does_not_train_shares_rollouts_and_keeps_its_weights(
+    verifier: Verifier, tmp_path: Path
+) -> None:
     settings = config()
     settings = settings.model_copy(update={"round": settings.round.model_copy(update={"train": "off"})})
     (node, policy, _), (other, _, _) = swarm_of(verifier, settings, config())
@@ -155,7 +159,7 @@ def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) 
 @pytest.mark.parametrize(
     ("weigh", "replay"), [("positive", "off"), ("positive", "on"), ("paper", "off"), ("paper", "on")]
 )
-def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(
+def test_a_group_of_one_answer_is_trained_on_only_if_it_is_right(
     verifier: Verifier, weigh: str, replay: str
 ) -> None:
     settings = NodeConfig.model_validate(
@@ -178,18 +182,18 @@ def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(
 
     node.policy.update = watched  # type: ignore[method-assign]
     report = round_with(node, person, answers)
-    assert report.external >= len(trained)  # replay trains on a rollout more than once
+    assert report.external >= len(trained)  # replay may use a rollout more than once
     assert list(trained) == ([right.ref] if weigh == "positive" else []) and all(
         min(of) > 0.25 for of in trained.values()
     )
     assert report.zero_advantage_dropped == 3 - len(trained)
-    # A single external answer has an advantage only among local ones, so it says nothing about its author.
-    # Equal rewards cannot be compared.
+    # The advantage of a single external answer depends on local answers, so it says nothing about its author.
+    # Groups of equal rewards cannot be compared either.
     assert not node.sharing.others.seen and node.sharing.lead.elsewhere == MIN_WEIGHT
 
 
 def counted(node: RoundParts) -> tuple[RoundParts, list[list[TaskRef]]]:
-    """Return the node, and the references of each call of its reward."""
+    """Return the node, changed so that it records the references of each call to its reward."""
     calls: list[list[TaskRef]] = []
     reward = node.reward
 
@@ -201,11 +205,9 @@ def counted(node: RoundParts) -> tuple[RoundParts, list[list[TaskRef]]]:
 
 
 @pytest.mark.parametrize("external", [4, SCORED_PER_ROUND + 20])
-def test_only_the_newest_of_a_flood_are_scored_and_as_many_as_a_batch_takes(
-    verifier: Verifier, external: int
-) -> None:
+def test_only_the_latest_of_many_rollouts_are_scored_up_to_a_limit(verifier: Verifier, external: int) -> None:
     node, _, other = pair(verifier, config(external=external))
-    refs = [TaskRef("binary_matrix", n) for n in range(SCORED_PER_ROUND + 44)]  # none is held out by its text
+    refs = [TaskRef("binary_matrix", n) for n in range(SCORED_PER_ROUND + 44)]  # no text is held out
     flood = [Rollout(ref, (WRONG,), other.identity.peer_id) for ref in refs]
     node, calls = counted(node)
     for start in range(0, len(flood), 50):
@@ -224,7 +226,7 @@ def test_rollouts_in_the_pool_are_not_scored_again(verifier: Verifier) -> None:
     assert calls[1] == [task.ref] and task.ref not in calls[3]
 
 
-def test_a_held_out_text_of_another_is_not_trained_on(verifier: Verifier) -> None:
+def test_a_peers_rollout_with_a_held_out_text_is_not_trained_on(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
     held = [n for n in range(40) if TINY_9.holds_out(node.tasks.task(TaskRef("bf", n)))]
     node, calls = counted(node)
@@ -232,28 +234,28 @@ def test_a_held_out_text_of_another_is_not_trained_on(verifier: Verifier) -> Non
     assert held and [ref.n for ref in calls[1]] == [n for n in range(40) if n not in held]
 
 
-def test_a_reference_that_names_no_task_is_passed_over(verifier: Verifier) -> None:
+def test_a_reference_without_a_task_is_skipped(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
     refs = [TaskRef("bf", TRAINING_TASKS), TaskRef("nothing", 1), TaskRef("bf", -1), TaskRef("bf", 1)]
     assert [TINY_9.trains_on(ref) for ref in refs] == [False, False, False, True]
     known = node.tasks.task
-    node.tasks.task = lambda ref: None if ref.n == 5 else known(ref)  # type: ignore[method-assign]  # one that upstream cannot make in time
+    node.tasks.task = lambda ref: None if ref.n == 5 else known(ref)  # type: ignore[method-assign]  # upstream is too slow to make it
     node, calls = counted(node)
     round_with(node, other, {TaskRef("bf", n): [WRONG] for n in (5, 6)})
     assert calls[1] == [TaskRef("bf", 6)]
 
 
-def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:
+def test_external_rollouts_are_dropped_after_their_maximum_age(verifier: Verifier) -> None:
     (node, _, _), (other, _, _) = swarm_of(verifier, config(max_age=2), config())
     run_round(1, other)
     sizes = [run_round(t, node).pool.size for t in (1, 2, 3, 4)]
     assert sizes[0] == sizes[1] == sizes[2] > 0 and sizes[3] == 0
 
 
-def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
-    """The age of a rollout does not count from its arrival over the link.
+def test_the_age_of_a_rollout_counts_from_the_round_in_which_it_was_heard(verifier: Verifier) -> None:
+    """The age does not count from the arrival over the link.
 
-    The trainer may have been in a long round, or the rollout have been fetched for long.
+    The trainer may have been in a long round, or the fetch may have taken long.
     """
     node, _, other = pair(verifier, config(local=0, external=1, gate="off"))
     node, calls = counted(node)
@@ -268,14 +270,14 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
         (1, 2, 0),
         (0, 0, 0),
         (1, 0, 0),
-    ], "as old as max_age; older, and not even scored; of a round a lost trainer had reached"
+    ], "expected: used at max_age; older, and not scored; heard in a later round of a lost trainer, and used"
     assert [len(call) for call in calls if call] == [1, 1]
 
 
-def test_longer_rollouts_are_trained_on_in_part(verifier: Verifier) -> None:
-    """Twice as many completions are scored, and advantages are computed over all of them.
+def test_only_a_part_of_a_large_group_is_trained_on(verifier: Verifier) -> None:
+    """Twice as many completions are scored as trained on, and advantages are computed over all scored ones.
 
-    A part that is trained on keeps its sign among the whole.
+    So each advantage has the same sign as in the whole group.
     """
     node, _, other = pair(verifier, config(local=0, gate="off"))
     (task,) = node.tasks.draw(1, random.Random(0))
@@ -296,7 +298,9 @@ def test_longer_rollouts_are_trained_on_in_part(verifier: Verifier) -> None:
 
 
 @pytest.mark.parametrize("loss, trains", [("grpo", False), ("asymre", True)])
-def test_the_loss_decides_about_groups_of_equal_rewards(verifier: Verifier, loss: str, trains: bool) -> None:
+def test_the_loss_determines_whether_groups_of_equal_rewards_are_trained_on(
+    verifier: Verifier, loss: str, trains: bool
+) -> None:
     settings = NodeConfig.model_validate({"model": {"device": "cpu"}, "train": {"loss": loss}})
     node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
     node = replace(node, reward=lambda items: [(0.0,) * len(completions) for _, completions in items])
@@ -304,7 +308,7 @@ def test_the_loss_decides_about_groups_of_equal_rewards(verifier: Verifier, loss
     assert (report.tokens.trained > 0, policy.version) == (trains, int(trains))
 
 
-def test_only_useless_authors_are_charged(verifier: Verifier) -> None:
+def test_only_authors_of_useless_rollouts_are_charged(verifier: Verifier) -> None:
     (node, _, member), (_, _, useless), (_, _, useful) = swarm_of(
         verifier, config(gate="off"), config(), config()
     )
@@ -319,7 +323,9 @@ def test_only_useless_authors_are_charged(verifier: Verifier) -> None:
             gossip(peer, half)
     run_round(1, node)
     assert member.reports == {Reason.USELESS: 1}
-    assert member.score(useless.identity.peer_id) == 0, "it costs quota, not repute"
+    assert member.score(useless.identity.peer_id) == 0, (
+        "useless rollouts changed the author's reputation instead of its quota"
+    )
 
 
 RIGHT = "<answer>1</answer>"
@@ -329,7 +335,7 @@ RIGHT = "<answer>1</answer>"
     ("text", "kept"),
     [
         (RIGHT, RIGHT),
-        (f"evil {RIGHT}", f"evil {RIGHT}"),  # the gate looks at text before the answer
+        (f"evil {RIGHT}", f"evil {RIGHT}"),  # the gate checks text before the answer
         (f"{RIGHT} evil", RIGHT),
         (f"{RIGHT}\n", RIGHT),
         (f"{RIGHT}</answer>", RIGHT),
@@ -337,22 +343,22 @@ RIGHT = "<answer>1</answer>"
         (
             f"{RIGHT} evil <answer> 1\n</answer> evil",
             RIGHT,
-        ),  # an answer that is given twice has the same score
+        ),  # a repeated answer has the same score
         (f"<answer>2</answer> so {RIGHT} evil", f"<answer>2</answer> so {RIGHT}"),
-        ("evil <answer>1", "evil <answer>1"),  # there is no answer, so the reward is 0
+        ("evil <answer>1", "evil <answer>1"),  # without an answer, the reward is 0
         ("evil", "evil"),
     ],
 )
-def test_text_of_other_nodes_is_kept_up_to_the_answer_that_is_scored(text: str, kept: str) -> None:
+def test_external_text_is_kept_up_to_the_end_of_its_scored_answer(text: str, kept: str) -> None:
     sent = Rollout(TaskRef("bf", 1), (Completion(text, True), Completion(text, False)), PeerId("other"))
     found = cut_behind_answers(sent, TINY_9)
-    # The model did not end at our cut.
+    # A truncated text does not count as ended, because the model did not end it there.
     assert found.completions == (Completion(kept, text == kept), Completion(kept, False))
     assert (found.ref, found.author) == (sent.ref, sent.author)
     assert TINY_9.read("bf", kept) == TINY_9.read("bf", text)
 
 
-def test_a_copy_of_a_local_text_is_found_also_without_the_text_behind_the_answer(
+def test_a_copy_of_a_local_text_is_found_even_if_text_after_the_answer_is_removed(
     verifier: Verifier,
 ) -> None:
     (node, _, member), (_, _, thief) = swarm_of(verifier, config(gate="off"), config())
@@ -366,8 +372,8 @@ def test_a_copy_of_a_local_text_is_found_also_without_the_text_behind_the_answer
     assert member.reports == {Reason.USELESS: 1}
 
 
-def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
-    """If fewer than J rollouts come in a round, fewer are used. `replays_mean` is always 0."""
+def test_an_external_rollout_is_trained_on_only_once(verifier: Verifier) -> None:
+    """If fewer than J rollouts arrive in a round, fewer are used. `replays_mean` is always 0."""
     (node, _, _), (other, _, _) = swarm_of(verifier, config(gate="off"), config(local=2, external=0))
     used: list[tuple[str, TaskRef]] = []
     me = node.me
@@ -380,10 +386,12 @@ def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
     assert all(r.replays_mean == 0 and r.external <= 2 for r in reports)
 
 
-def test_replayed_rounds_harm_nobody(verifier: Verifier, tmp_path: Path) -> None:
-    """An author lost two rounds to a kill and shares the same rollouts again.
+def test_rollouts_that_are_shared_again_after_a_restart_do_no_harm(
+    verifier: Verifier, tmp_path: Path
+) -> None:
+    """An author was killed, lost two rounds and shares the same rollouts again.
 
-    Nothing is refused, nobody is blamed, nothing is taken in twice.
+    None is rejected, the author is not charged, and no rollout is added to the pool twice.
     """
     (listener, _, member), (author, policy, _) = swarm_of(verifier, config(max_age=8), config(external=0))
     checkpoints = Checkpoints(tmp_path / "checkpoints")
@@ -405,12 +413,12 @@ REPLAY = {"mode": "on", "size": 12, "updates_per_round": 2, "author_share": 1.0}
 @pytest.mark.parametrize(
     "sections, prefix", [({}, ""), ({}, "evil "), ({"replay": REPLAY}, "")], ids=["plain", "gated", "replay"]
 )
-def test_a_resumed_run_is_the_run_that_never_stopped(
+def test_a_resumed_run_equals_an_uninterrupted_run(
     verifier: Verifier, tmp_path: Path, sections: dict[str, Any], prefix: str
 ) -> None:
-    """The checkpoint holds everything that a round depends on.
+    """The checkpoint has everything on which a round depends.
 
-    Weights, optimizer, every random state, the pool, the schedule, the gate.
+    These are weights, optimizer, random states, pool, replay schedule and gate.
     """
     settings = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
 
@@ -439,7 +447,9 @@ def test_a_resumed_run_is_the_run_that_never_stopped(
     assert node.sharing.success.seen and node.sharing.own.seen
     again.schedule.configured, again.schedule.state = 1, GuardState()
     assert "seed 7 has no effect" in resume(checkpoints, again, again_policy, 7)[1][0]
-    assert again.schedule.state == GuardState(), "one update a round is not guarded"
+    assert again.schedule.state == GuardState(), (
+        "the guard is active although there is only one update per round"
+    )
 
 
 def said(answer: str) -> Completion:
@@ -447,14 +457,14 @@ def said(answer: str) -> Completion:
 
 
 def whole_of(task: Task) -> str:
-    """Return every fact in the premises."""
+    """Return a conclusion that says as much as all premises together."""
     return " ∧ ".join(task.entry["metadata"]["premises"])
 
 
-def test_nodes_that_score_otherwise_meet_and_each_scores_by_its_own_rules(verifier: Verifier) -> None:
-    """Nodes have the same questions and different rewards (SAPO's rho^n).
+def test_nodes_with_different_scoring_share_a_swarm_and_score_by_their_own_rules(verifier: Verifier) -> None:
+    """The nodes have the same questions and different rewards (SAPO's rho^n).
 
-    P ∨ Q follows from the premises, and says less than they do.
+    P ∨ Q follows from the premises but says less than they do.
     """
     strict = NodeConfig.model_validate(
         {**config(local=2).model_dump(), "swarm": {"curriculum": "tiny-9-strict"}}
@@ -466,7 +476,7 @@ def test_nodes_that_score_otherwise_meet_and_each_scores_by_its_own_rules(verifi
             "strict": join(swarm, 2, strictly, strict),
         }
         assert len({swarm_digest(curriculum_of(settings)) for settings in (config(), strict)}) == 1, (
-            "they are on one topic"
+            "the nodes are in different swarms"
         )
         tasks = [tasks_of("tiny-9").task(TaskRef("propositional_logic", n)) for n in range(8)]
         _, _, other = join(swarm, 3, verifier, config())
@@ -487,8 +497,8 @@ def test_nodes_that_score_otherwise_meet_and_each_scores_by_its_own_rules(verifi
     assert any(whole for _, whole in scores["strict"])
 
 
-def test_a_round_counts_answers_that_are_cut_and_those_without_the_asked_form(verifier: Verifier) -> None:
-    """Three tokens are too few for `<answer>`, an answer and `</answer>`, and for the end."""
+def test_a_round_counts_truncated_answers_and_answers_in_the_asked_form(verifier: Verifier) -> None:
+    """Two tokens are too few for `<answer>`, an answer and `</answer>`."""
     settings = config(external=0)
     short = settings.model_copy(update={"generate": GenerateConfig(max_new_tokens=2)})
     for of, ended in ((settings, True), (short, False)):

@@ -1,6 +1,6 @@
-"""The times at which a run is saved, the work that waits for it, and the losses of a kill.
+"""When a run is saved, which actions wait for a save, and what a kill loses.
 
-Over real parts and a disk that can be held up or full.
+The parts are real; the disk can be slow or full.
 """
 
 import errno
@@ -34,16 +34,16 @@ class SlowDisk(Checkpoints):
     late = 0.05
 
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
-        time.sleep(self.late)  # long enough to see a process that does not wait
+        time.sleep(self.late)  # long enough to detect code that does not wait
         return super().save(state, files)
 
     def durable(self) -> int:
-        """Rounds behind the newest checkpoint."""
+        """Return the round of the latest checkpoint."""
         return max((int(p.name.removeprefix("round-")) for p in self.folder.glob("round-*")), default=0)
 
 
 class SmallDisk(Checkpoints):
-    """A disk that is full until there is `room`."""
+    """A disk that is full until `room` is true."""
 
     room, tries = False, 0
 
@@ -58,15 +58,15 @@ class SmallDisk(Checkpoints):
 
 
 def noting(disk: SlowDisk, function: Callable[..., Any], seen: list[int]) -> Callable[..., Any]:
-    """Return the function; before each call, the durable round is noted in `seen`."""
+    """Return the function, changed so that each call first records the saved round in `seen`."""
     return lambda *given: seen.append(disk.durable()) or function(*given)  # type: ignore[func-returns-value]
 
 
-# A trainer, and the rollouts that leave it.
+# Helpers that read what the trainer sends and saves.
 
 
 def heard(daemon: socket.socket) -> list[link.ToDaemon]:
-    """Return all that the trainer said, to its last word."""
+    """Return all messages of the trainer, up to its last."""
     unpacker, messages = link.Unpacker[link.ToDaemon](link.ToDaemon), list[link.ToDaemon]()
     while not any(isinstance(m, link.Stopped) for m in messages):
         messages += unpacker.feed(daemon.recv(1 << 16))
@@ -85,11 +85,11 @@ def assert_same_end(folder: Path, name: str) -> None:
 
 
 def shared(daemon: socket.socket) -> list[Rollout]:
-    """Return the rollouts that the trainer shared, to its last word."""
+    """Return all rollouts that the trainer shared, up to its last message."""
     return [rollout for m in heard(daemon) if isinstance(m, Share) for rollout in m.rollouts]
 
 
-def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved(
+def test_rounds_are_saved_when_a_checkpoint_is_due_and_at_the_end(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
     with trainer_in(tmp_path, 4) as (trainer, daemon):
@@ -99,7 +99,7 @@ def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved
         def round_() -> None:
             one()
             saved.append(disk.durable())
-            if trainer.round == 2:  # the interval is over, and the daily budget allows a checkpoint
+            if trainer.round == 2:  # make a checkpoint due and affordable
                 trainer.timetable.last = trainer.timetable.paid = -math.inf
 
         trainer._one_round = round_  # type: ignore[method-assign]
@@ -109,8 +109,8 @@ def test_rounds_go_on_without_a_checkpoint_until_one_is_due_and_the_end_is_saved
     assert sorted(p.name for p in disk.folder.iterdir()) == ["round-00000002", "round-00000004"]
 
 
-def test_small_checkpoints_are_no_more_frequent_for_a_judge_that_asks_each_round() -> None:
-    """A save at every answer would write 25 GB a day for a model of 3.4 MB, within the limit of 50 GB."""
+def test_a_judge_that_asks_each_round_does_not_make_small_checkpoints_more_frequent() -> None:
+    """Saves at every answer would write 25 GB per day for a model of 3.4 MB; the limit is 50 GB."""
     timetable, written = Timetable(60.0, 50e9, 0.0), 0
     for second in range(86_400):
         if timetable.affordable(second):
@@ -118,20 +118,22 @@ def test_small_checkpoints_are_no_more_frequent_for_a_judge_that_asks_each_round
             written += 10_300_000
     assert 14e9 < written < 15e9
     large = Timetable(60.0, 50e9, 0.0)
-    assert large.interval(105_000_000) > 180, "a large one is bounded by its bytes"
+    assert large.interval(105_000_000) > 180, (
+        "the interval of large checkpoints does not depend on their size"
+    )
 
 
-def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(trainer_in: TrainerIn, tmp_path: Path) -> None:
-    """Same questions, same answers, same updates.
+def test_rounds_lost_to_a_kill_run_again_with_the_same_result(trainer_in: TrainerIn, tmp_path: Path) -> None:
+    """Questions, answers and updates are the same.
 
-    Their lines stand in the metrics once; other nodes are sent the same again.
+    Each round has one line in the metrics, and the same rollouts are shared again.
     """
     with trainer_in(tmp_path / "whole", 4) as (trainer, daemon):
         trainer.run()
         sent = shared(daemon)
     with trainer_in(tmp_path / "cut", 2) as (trainer, _):
         trainer.run()
-    # Three rounds are lost; the first two of them are run again
+    # Two rounds run without a checkpoint, and are lost.
     with trainer_in(tmp_path / "cut", 4) as (trainer, _):
         trainer._one_round()
         trainer._one_round()
@@ -144,10 +146,10 @@ def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(trainer_in: Traine
     assert_same_end(tmp_path, "round-00000004")
 
 
-def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(
+def test_a_checkpoint_with_invalid_weights_is_skipped_with_a_note(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
-    """The manifest is valid, as anybody who can write there can make one, but the weights are no weights."""
+    """The manifest is valid, because anyone who can write to the folder can make one."""
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, _):
         trainer.run()
     folder = tmp_path / "checkpoints" / "round-00000002"
@@ -165,14 +167,14 @@ def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(
     )
 
 
-def test_minutes_between_checkpoints_are_never_rounded_away() -> None:
+def test_an_interval_below_a_minute_is_not_rounded_to_zero() -> None:
     assert "every 0.3 min, not every 1 s" in node.slower(10**7, 17.3, CheckpointConfig(every=1.0))
 
 
-def test_a_day_writes_no_more_than_it_may_and_that_is_said_once(
+def test_the_daily_limit_of_written_bytes_is_kept_and_reported_once(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
-    # A checkpoint of tiny has 10 MB, so one is allowed in ten days
+    # A checkpoint of tiny has 10 MB, so one is allowed in ten days.
     with trainer_in(tmp_path, 4, every=0, gigabytes_a_day=0.001) as (trainer, daemon):
         trainer.run()
         messages = heard(daemon)
@@ -182,10 +184,10 @@ def test_a_day_writes_no_more_than_it_may_and_that_is_said_once(
     assert sorted(p.name for p in trainer.checkpoints.folder.iterdir()) == [
         "round-00000001",
         "round-00000004",
-    ], "the end is saved"
+    ], "the first and the last round are not the saved ones"
 
 
-def test_the_lines_of_a_checkpoints_rounds_are_durable_before_it_is(
+def test_metrics_lines_are_durable_before_the_checkpoint_of_their_rounds(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
     with trainer_in(tmp_path, 1) as (trainer, _):
@@ -204,8 +206,8 @@ def test_the_lines_of_a_checkpoints_rounds_are_durable_before_it_is(
     assert order == ["lines", "checkpoint"]
 
 
-def test_a_long_rest_is_not_unsaved(trainer_in: TrainerIn, tmp_path: Path) -> None:
-    """With a pace, a round's checkpoint does not wait for the next round."""
+def test_a_round_is_saved_before_a_long_rest(trainer_in: TrainerIn, tmp_path: Path) -> None:
+    """If the rounds have a pace, a checkpoint does not wait for the next round."""
     with trainer_in(tmp_path, 0, every=0) as (trainer, daemon):
         trainer._one_round()
         trainer.link.wait = lambda seconds: daemon.sendall(link.pack(link.Stop()))  # type: ignore[method-assign]
@@ -213,7 +215,7 @@ def test_a_long_rest_is_not_unsaved(trainer_in: TrainerIn, tmp_path: Path) -> No
         assert [p.name for p in trainer.checkpoints.folder.iterdir()] == ["round-00000001"]
 
 
-def test_a_full_disk_pauses_the_run_until_there_is_room_and_no_question_hammers_it(
+def test_a_full_disk_pauses_the_run_and_questions_cause_no_extra_attempts(
     trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(node, "RETRY_FULL_DISK_S", 0.05)
@@ -239,12 +241,12 @@ def test_a_full_disk_pauses_the_run_until_there_is_room_and_no_question_hammers_
     assert len(paused) > 1 and states[-1].state == "training"
     assert sum("Free some space" in line for line in caplog.messages) == 1
     assert all("Free some space" in s.cause and "tried again" in s.remedy for s in paused)
-    # A view joins cause and remedy: "…; it is tried again".
+    # A view joins cause and remedy into one sentence: "…; it is tried again".
     assert not any(s.cause.endswith(".") for s in paused)
     assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
 
 
-def test_a_run_told_to_stop_on_a_full_disk_ends_with_its_saved_rounds(
+def test_a_run_that_is_stopped_on_a_full_disk_keeps_its_saved_rounds(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
     with trainer_in(tmp_path, 0) as (trainer, daemon):
@@ -264,7 +266,7 @@ def test_a_run_told_to_stop_on_a_full_disk_ends_with_its_saved_rounds(
         assert trainer.round == 1 and len(figures(tmp_path)) == 1
 
 
-def test_a_paused_run_is_saved(trainer_in: TrainerIn, tmp_path: Path) -> None:
+def test_a_run_is_saved_before_it_pauses(trainer_in: TrainerIn, tmp_path: Path) -> None:
     with trainer_in(tmp_path, 0) as (trainer, daemon):
         disk, tell, paused = SlowDisk(trainer.checkpoints.folder), trainer.link.tell, []
 
@@ -284,7 +286,7 @@ def test_a_paused_run_is_saved(trainer_in: TrainerIn, tmp_path: Path) -> None:
     assert paused == [1]
 
 
-def test_a_judge_is_answered_with_weights_that_cannot_be_lost(trainer_in: TrainerIn, tmp_path: Path) -> None:
+def test_the_judge_is_answered_with_saved_weights(trainer_in: TrainerIn, tmp_path: Path) -> None:
     with trainer_in(tmp_path, 1) as (trainer, daemon):
         disk, durable = SlowDisk(trainer.checkpoints.folder), list[int]()
         trainer.checkpoints, trainer.policy.answer = disk, noting(disk, trainer.policy.answer, durable)  # type: ignore[method-assign]
@@ -295,10 +297,10 @@ def test_a_judge_is_answered_with_weights_that_cannot_be_lost(trainer_in: Traine
     assert durable == [1]
 
 
-def test_a_question_does_not_wait_for_another_long_round(
+def test_a_judges_question_does_not_wait_for_another_long_round(
     trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon gets the answer once the round is reported, and the judge waits two minutes."""
+    """The trainer answers after it has reported a round; the judge waits only two minutes."""
     monkeypatch.setattr(node, "LONG_ROUND_S", 0.0)
     monkeypatch.setattr(node, "QUESTION_S", TIMEOUT_S)
     with trainer_in(tmp_path, 2, judge="http://judge.test") as (trainer, daemon):
@@ -315,7 +317,7 @@ def test_a_question_does_not_wait_for_another_long_round(
     assert kinds == [link.RoundDone, link.JudgeAnswer] * 2
 
 
-def test_a_question_is_answered_with_todays_weights_and_the_first(
+def test_a_comparison_is_answered_with_the_latest_and_the_initial_weights(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
     def play(folder: Path, *, asked: bool) -> tuple[list[Any], list[link.ToDaemon], node.Trainer]:
@@ -333,7 +335,7 @@ def test_a_question_is_answered_with_todays_weights_and_the_first(
     assert found.round == 1 and {found.now[1], found.first[1]} <= {0.0, 1.0}
     start = LanguagePolicy.open(trainer.config, 1)
     assert found.first[0] == start.answer(found.question).text
-    # The run goes on as if nobody had asked
+    # The question does not change the run.
     assert rounds == play(tmp_path / "alone", asked=False)[0]
 
 
@@ -348,10 +350,10 @@ def test_a_round_is_saved_before_the_next_begins(trainer_in: TrainerIn, tmp_path
 
 
 @pytest.mark.parametrize("stage", ["generate", "train"])
-def test_a_round_that_is_cut_is_lost_and_those_before_it_are_saved(
+def test_an_interrupted_round_is_lost_and_the_rounds_before_it_are_saved(
     trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    """`swarmd stop --now`, at the first token or the first micro-batch of the third round."""
+    """`swarmd stop --now` comes at the first token or the first micro-batch of the third round."""
     with trainer_in(tmp_path, 0) as (trainer, daemon):
         policy = trainer.policy
         name = "generate" if stage == "generate" else "update"

@@ -1,4 +1,4 @@
-"""The trial at the first start: which style of asking a model gives answers in the asked form."""
+"""The trial at the first start finds a prompt style with which the model answers in the asked form."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -46,12 +46,12 @@ def config(**model: Any) -> NodeConfig:
 
 @dataclass
 class Asked:
-    """A model that answers each style as `says` says, at a pace; it is its own clock."""
+    """A model with fixed answers for each prompt style (`says`), a fixed speed, and its own clock."""
 
     says: Mapping[PromptStyle, Sequence[str]]
     a_token: float = 0.0
     now: float = 100.0
-    first: float = 0.0  # seconds that the first answer takes more, however short it is
+    first: float = 0.0  # extra seconds of the first answer
 
     def __post_init__(self) -> None:
         self.calls = list[tuple[PromptStyle, int]]()
@@ -100,17 +100,19 @@ def trial(
         ({"examples": "on"}, [SHOWN, BOTH]),
         ({"opening": ""}, [PLAIN, SHOWN]),
         ({"examples": [["a", "b"]], "opening": "<a>"}, [PromptStyle((("a", "b"),), "<a>")]),
-        ({"name": "tiny"}, [PLAIN]),  # which was trained without examples
+        ({"name": "tiny"}, [PLAIN]),  # tiny was trained without examples
         ({"name": "tiny", "examples": "on", "opening": "<answer>"}, [BOTH]),
     ],
 )
-def test_settings_leave_these_ways(model: dict[str, Any], styles: list[PromptStyle]) -> None:
+def test_settings_determine_the_prompt_styles_that_are_tried(
+    model: dict[str, Any], styles: list[PromptStyle]
+) -> None:
     assert styles_of(config(**model), TINY_9) == styles
     without = replace(TINY_9, examples=())
     assert SHOWN not in styles_of(config(), without) and OPENED in styles_of(config(), without)
 
 
-def test_a_model_that_answers_in_form_is_asked_no_further(verifier: Verifier) -> None:
+def test_the_trial_ends_if_the_first_style_gives_answers_in_the_asked_form(verifier: Verifier) -> None:
     model = Asked({PLAIN: [IN_FORM]})
     found = trial(model, verifier)
     assert [style for style, _ in model.calls] == [PLAIN] * LEAST_QUESTIONS
@@ -120,8 +122,8 @@ def test_a_model_that_answers_in_form_is_asked_no_further(verifier: Verifier) ->
     ]
 
 
-def test_the_first_way_that_works_is_trained_with(verifier: Verifier) -> None:
-    """Seldom in form is as good as never: a group without an answer in form teaches nothing."""
+def test_the_first_style_that_works_is_used(verifier: Verifier) -> None:
+    """A style that rarely gives the asked form does not work, because groups without it teach nothing."""
     answers = [f"<answer>{n}</answer>" for n in (3, 4, 5, 6, 7, 8)]
     model = Asked({SHOWN: [IN_FORM] * 3, OPENED: [*answers, IN_FORM]})
     found = trial(model, verifier)
@@ -137,7 +139,7 @@ def test_the_first_way_that_works_is_trained_with(verifier: Verifier) -> None:
     assert by_style(whole)[1]["works"] is True and by_style(whole)[0]["works"] is False
 
 
-def test_if_no_way_works_the_one_with_most_right_answers_is_trained_with(verifier: Verifier) -> None:
+def test_if_no_style_works_the_one_with_most_right_answers_is_used(verifier: Verifier) -> None:
     model = Asked({})
     found = dict(trial(model, verifier))
     assert all(seen.groups == QUESTIONS for seen in found.values()) and chosen(found) == PLAIN
@@ -154,18 +156,18 @@ def test_a_slow_model_is_asked_fewer_questions(verifier: Verifier, a_token: floa
     model = Asked({}, a_token, first=56.0)
     found = trial(model, verifier)
     one = a_token * LEAST_TOKENS
-    assert model.now - 156 <= max(SECONDS, one), "the first question is always asked"
+    assert model.now - 156 <= max(SECONDS, one), "the trial took longer than its limit or its first question"
     assert len(table(trial(Asked({}, a_token), verifier, whole=True))) == 1 + len(found)
     asked = max(seen.groups for seen in found.values())
     assert ("a slow model" in sentences(found)[0]) == (asked < LEAST_QUESTIONS) == (a_token >= 0.6)
     assert all(most >= LEAST_TOKENS for _, most in model.calls)
     if a_token <= 0.6:
-        assert len(found) == 4, "each style is tried"
+        assert len(found) == 4, "a style was not tried"
     if a_token == 1e-4:
-        assert model.calls[-1][1] > 256, "a fast model may write as much as in training"
+        assert model.calls[-1][1] > 256, "a fast model could not answer as long as in training"
 
 
-def test_training_goes_as_if_there_had_been_no_trial(tmp_path: Path, verifier: Verifier) -> None:
+def test_a_trial_does_not_change_the_training(tmp_path: Path, verifier: Verifier) -> None:
     made = make_model(tmp_path, max_position_embeddings=512)
     settings = config(name=str(made), device="cpu", system_prompt="")
     one, other = (LanguagePolicy.open(settings, seed=3) for _ in range(2))
@@ -174,7 +176,7 @@ def test_training_goes_as_if_there_had_been_no_trial(tmp_path: Path, verifier: V
     assert one.generate(["1+1?"], 2) == other.generate(["1+1?"], 2)
 
 
-def test_the_choice_is_kept(tmp_path: Path) -> None:
+def test_the_chosen_style_is_saved(tmp_path: Path) -> None:
     asked = list[int]()
 
     def find(style: PromptStyle = SHOWN) -> Callable[[], Mapping[PromptStyle, StyleFigures]]:
@@ -186,11 +188,11 @@ def test_the_choice_is_kept(tmp_path: Path) -> None:
 
     assert settled(config(), TINY_9, tmp_path, find())[0] == SHOWN
     assert settled(config(), TINY_9, tmp_path, find()) == (SHOWN, []) and len(asked) == 1
-    # A setting overrides it
+    # A setting overrides the saved choice.
     assert settled(config(examples="off", opening=""), TINY_9, tmp_path, find()) == (PLAIN, [])
     assert len(asked) == 1
     assert settled(config(examples="off"), TINY_9, tmp_path, find(OPENED))[0] == OPENED
-    # Of another model or curriculum it says nothing
+    # The choice does not apply to another model or curriculum.
     assert settled(config(name="b/c"), TINY_9, tmp_path, find())[0] == SHOWN
     assert settled(config(name="b/c"), replace(TINY_9, strict=True), tmp_path, find())[0] == SHOWN
     assert len(asked) == 4
@@ -206,7 +208,7 @@ def test_the_choice_is_kept(tmp_path: Path) -> None:
         settled(config(), TINY_9, path / "below a file", find())
 
 
-def test_a_choice_for_want_of_time_is_not_kept(tmp_path: Path) -> None:
+def test_a_choice_is_not_saved_if_there_was_no_time_to_try_another_style(tmp_path: Path) -> None:
     for found, kept in (
         ({PLAIN: StyleFigures(1, 0, 8, 0)}, False),
         ({PLAIN: StyleFigures(1, 0, 8, 0), SHOWN: StyleFigures(1, 0, 8, 0)}, True),
@@ -217,7 +219,7 @@ def test_a_choice_for_want_of_time_is_not_kept(tmp_path: Path) -> None:
         (tmp_path / FILE).unlink(missing_ok=True)
 
 
-def test_a_trainer_tries_a_new_model_once(tmp_path: Path, trainer_in: TrainerIn) -> None:
+def test_a_trainer_runs_the_trial_once_per_model(tmp_path: Path, trainer_in: TrainerIn) -> None:
     made = make_model(tmp_path / "model", max_position_embeddings=2048)
     asked = {"name": str(made), "system_prompt": "", "opening": ""}
     found = set[int]()
@@ -229,10 +231,10 @@ def test_a_trainer_tries_a_new_model_once(tmp_path: Path, trainer_in: TrainerIn)
         if first:
             kept = json.loads((tmp_path / "state" / FILE).read_text())
             (tmp_path / "state" / FILE).write_text(json.dumps(kept | {"style": {"examples": [["1", "2"]]}}))
-    assert len(found) == 1, "a choice that is none of the styles is as none: the trial finds the same again"
+    assert len(found) == 1, "after an invalid saved choice, the trial did not find the same style again"
     other = () if found == {2} else EXAMPLES
     kept["style"] = {"examples": other, "opening": ""}
     (tmp_path / "state" / FILE).write_text(json.dumps(kept))
     with trainer_in(tmp_path / "state", rounds=1, model=asked) as (trainer, _):
         assert trainer.policy.description.examples == len(other)
-        assert trainer.config.model.examples == other, "as generators of the trainer get it"
+        assert trainer.config.model.examples == other, "the trainer's generators would get other examples"

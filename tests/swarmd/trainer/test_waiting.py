@@ -1,4 +1,4 @@
-"""A node that asks nothing itself (`round.local = 0`): it waits for external rollouts, and does not spin."""
+"""A node without local questions (`round.local = 0`) waits for external rollouts without a busy loop."""
 
 import socket
 import threading
@@ -26,15 +26,17 @@ OTHER = Identity(b"\1" * 32).peer_id
 def until(
     daemon: socket.socket, unpacker: "link.Unpacker[link.ToDaemon]", kind: type[link.ToDaemon]
 ) -> list[link.ToDaemon]:
-    """Return the trainer's messages, up to the first `kind` that tells of waiting or is no state."""
+    """Return the trainer's messages up to the first of this kind; a state must be "waiting"."""
     messages: list[link.ToDaemon] = []
     while not any(isinstance(m, kind) and getattr(m, "state", "waiting") == "waiting" for m in messages):
         messages += unpacker.feed(daemon.recv(1 << 16))
-        assert sum(isinstance(m, link.RoundDone) for m in messages) < 5, "it spins"
+        assert sum(isinstance(m, link.RoundDone) for m in messages) < 5, (
+            "the node runs empty rounds instead of waiting"
+        )
     return messages
 
 
-def test_a_node_without_own_questions_waits_for_external_rollouts(
+def test_a_node_without_local_questions_waits_for_external_rollouts(
     trainer_in: TrainerIn, tmp_path: Path
 ) -> None:
     with trainer_in(tmp_path / "other", 3) as (trainer, daemon):
@@ -61,25 +63,27 @@ def test_a_node_without_own_questions_waits_for_external_rollouts(
         assert link.Stopped(1) in until(daemon, unpacker, link.Stopped)
         thread.join()
     (line,) = read_metrics(tmp_path / "node" / "metrics.jsonl")
-    assert line.external > 0 and line.reward_mean is None, "it has answered nothing, so nothing wrongly"
+    assert line.external > 0 and line.reward_mean is None, (
+        "a mean reward is reported although the node has answered nothing"
+    )
 
 
 def states(
     daemon: socket.socket, unpacker: "link.Unpacker[link.ToDaemon]", last: str
 ) -> list[link.ToDaemon | str]:
-    """Return the trainer's states, up to the last one that is awaited, or until it has nothing to say."""
+    """Return the trainer's states up to the state `last`, or up to its first message without news."""
     told = list[link.ToDaemon | str]()
     while last not in told and link.Alive() not in told:
         told += [getattr(m, "state", m) for m in unpacker.feed(daemon.recv(1 << 16))]
     return told
 
 
-def test_a_node_that_waits_says_so_again_after_a_pause(
+def test_a_waiting_node_reports_its_state_again_after_a_pause(
     trainer_in: TrainerIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its watchdog would take it for one that trains, and end it for no round coming.
+    """Otherwise the watchdog would expect a round and end the trainer.
 
-    In the pause it keeps no memory for later.
+    During the pause, the trainer frees cached memory.
     """
     given: list[torch.device] = []
     monkeypatch.setattr("swarmd.trainer.trainer.release_cached", given.append)
@@ -100,7 +104,7 @@ def test_a_node_that_waits_says_so_again_after_a_pause(
     assert given == [torch.device("cpu")]
 
 
-def test_a_nights_pause_does_not_count_in_the_generators_speed(trainer_in: TrainerIn, tmp_path: Path) -> None:
+def test_a_long_pause_does_not_count_in_the_generators_speed(trainer_in: TrainerIn, tmp_path: Path) -> None:
     at: list[float] = []
     generators = SimpleNamespace(wait=lambda *_: True, rest=lambda *_: None)
     with trainer_in(tmp_path / "node", 2) as (trainer, _):
@@ -109,8 +113,8 @@ def test_a_nights_pause_does_not_count_in_the_generators_speed(trainer_in: Train
     assert at[1] - at[0] < -35_000
 
 
-def test_while_reuse_rests_only_fresh_rollouts_make_a_round(trainer_in: TrainerIn, tmp_path: Path) -> None:
-    """Otherwise the rest would be over in as many empty rounds, within a moment."""
+def test_while_replay_pauses_only_new_rollouts_start_a_round(trainer_in: TrainerIn, tmp_path: Path) -> None:
+    """Otherwise the pause, which is counted in rounds, would end at once through empty rounds."""
 
     def heard(n: int, number: int) -> Scored:
         answers = (Completion("1", True), Completion("2", True))

@@ -1,8 +1,7 @@
-"""Frames of the advisories of 2026 for other implementations of libp2p, and their relatives, sent to our
-engine.
+"""Sends the libp2p engine frames like those in 2026's advisories for other libp2p implementations.
 
-GossipSub: a PRUNE whose back-off overflows a clock, or names peers to dial. Yamux: window updates that
-overflow, for no stream, or of nothing. multistream-select: a line of any length.
+GossipSub: a PRUNE whose back-off overflows a clock, or which names peers to dial. Yamux: window updates that
+overflow, are empty, or belong to no stream. multistream-select: a line of any length.
 """
 
 import struct
@@ -38,11 +37,11 @@ from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import SECONDS, TOPIC
 
 TOPIC_FIELD, BACK_OFF_FIELD = b"\x0a", b"\x18"  # of ControlPrune
-MINUS_ONE = b"\xff" * 9 + b"\x01"  # protobuf writes a negative number like this
+MINUS_ONE = b"\xff" * 9 + b"\x01"  # protobuf's encoding of -1
 
 
 def prune(back_off: bytes) -> bytes:
-    """Return an RPC with a PRUNE of our topic, whose back-off is this varint."""
+    """Return an RPC with a PRUNE of the topic, whose back-off is this varint."""
     topic = str(TOPIC).encode()
     body = TOPIC_FIELD + encode_varint_prefixed(topic) + BACK_OFF_FIELD + back_off
     control = b"\x22" + encode_varint_prefixed(body)
@@ -55,7 +54,7 @@ def prune(back_off: bytes) -> bytes:
     [*map(encode_uvarint, (0, 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)), MINUS_ONE],
     ids=str,
 )
-async def test_an_absurd_back_off_is_bounded(back_off: bytes, nursery: trio.Nursery) -> None:
+async def test_a_back_off_of_any_size_is_bounded(back_off: bytes, nursery: trio.Nursery) -> None:
     assert rpc_pb2.RPC.FromString(prune(back_off)).control.prune[0].topicID == str(TOPIC)
     _, engine, address = await started(nursery, 1)
     router, topic = stack_of(engine).router, str(TOPIC)
@@ -68,15 +67,15 @@ async def test_an_absurd_back_off_is_bounded(back_off: bytes, nursery: trio.Nurs
         await until(lambda: me in router.back_off.get(topic, {}), SECONDS)
         assert time.time() - 1 <= router.back_off[topic][me] <= time.time() + MAX_BACK_OFF_S
         await until(lambda: me not in router.mesh[topic], SECONDS)
-        await trio.sleep(1.1)  # a heartbeat
+        await trio.sleep(1.1)  # longer than a heartbeat
         assert engine.restarts == 0 and str(me) in engine.connected()
 
 
 @pytest.mark.net
-async def test_nobody_is_dialled_because_a_prune_names_it(
+async def test_peers_named_in_a_prune_are_not_dialled(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it signed its address or not."""
+    """The named peer may have signed its address or not."""
     _, engine, address = await started(nursery, 1)
     network = stack_of(engine).host.get_network()
     async with hostile_peer(address) as (stack, target):
@@ -120,8 +119,8 @@ UPDATES = {
 
 
 @pytest.mark.parametrize("case", UPDATES)
-async def test_window_updates_break_no_connection(case: str, nursery: trio.Nursery) -> None:
-    """Bytes sent afterwards arrive whole."""
+async def test_invalid_window_updates_do_not_break_a_connection(case: str, nursery: trio.Nursery) -> None:
+    """Bytes sent afterwards arrive unchanged."""
     muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
     await theirs.send_all(frame(TYPE_DATA, FLAG_SYN, 1, 5, b"hello"))
     with trio.fail_after(SECONDS):
@@ -148,10 +147,10 @@ async def test_after_go_away_the_connection_ends(code: int, nursery: trio.Nurser
 @pytest.mark.net
 @pytest.mark.parametrize("length", [1025, 1 << 20, 2**31, 2**63])
 @pytest.mark.parametrize("where", ["before noise", "on a stream"])
-async def test_a_long_line_of_a_negotiation_is_not_waited_for(
+async def test_a_too_long_negotiation_line_ends_the_connection_or_stream(
     where: str, length: int, nursery: trio.Nursery
 ) -> None:
-    """The connection or the stream ends at once, whether the rest of the line comes or not."""
+    """The connection or stream ends at once, whether the rest of the line arrives or not."""
     _, engine, address = await started(nursery, 1)
     _, endpoint = parse_bootstrap(address)
     with trio.fail_after(SECONDS):

@@ -1,4 +1,4 @@
-"""The DHT of the libp2p engine: the share of it that one peer may have. Real hosts over loopback."""
+"""Limits on the resources that one peer may use of the libp2p engine's DHT, with real hosts on loopback."""
 
 import time
 import tracemalloc
@@ -40,10 +40,10 @@ from tests.p2p.real import SECONDS, TOPIC
 
 pytestmark = pytest.mark.net
 KEY = b"\x12\x20" + bytes(32)
-NO_ADDRESS = Multiaddr(b"\x36\x02\xff\xff")  # a name that is not UTF-8
+NO_ADDRESS = Multiaddr(b"\x36\x02\xff\xff")  # a DNS name that is not UTF-8
 
 
-FIND = partial(Message, type=Message.MessageType.FIND_NODE, key=bytes(34))  # a question
+FIND = partial(Message, type=Message.MessageType.FIND_NODE, key=bytes(34))  # a valid question
 
 
 def addresses(count: int) -> list[Multiaddr]:
@@ -62,7 +62,7 @@ async def found(engine: Any, topic: Topic) -> list[Any]:
 
 
 async def ask(stack: Stack, target: Any, message: Message) -> Message | None:
-    """None: it is not answered."""
+    """Ask a peer's DHT; return its answer, or None if it does not answer."""
     stream = await stack.host.new_stream(target, [PROTOCOL_ID])
     try:
         with trio.fail_after(SECONDS):
@@ -77,7 +77,7 @@ async def ask(stack: Stack, target: Any, message: Message) -> Message | None:
 
 
 def answering(reply: Message) -> Any:
-    """Answer each question with this, as to that question."""
+    """Return a handler that answers each question with `reply`, with the question's type and key."""
 
     async def answer(stream: Any) -> None:
         question = Message()
@@ -88,7 +88,7 @@ def answering(reply: Message) -> Any:
     return answer
 
 
-async def test_no_values_are_stored_for_other_nodes(nursery: trio.Nursery) -> None:
+async def test_values_of_other_nodes_are_not_stored(nursery: trio.Nursery) -> None:
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         message = Message(type=Message.MessageType.PUT_VALUE, key=b"any")
@@ -97,8 +97,8 @@ async def test_no_values_are_stored_for_other_nodes(nursery: trio.Nursery) -> No
         assert not stack_of(engine).dht.value_store.store
 
 
-async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
-    """The limit holds for addresses that it signs and for those that other peers tell."""
+async def test_the_addresses_stored_for_a_peer_are_limited(nursery: trio.Nursery) -> None:
+    """The limit holds for addresses that the peer signs and for addresses that other peers report."""
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
@@ -113,10 +113,10 @@ async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
         assert store.addrs(other) == addresses(100)[20 : 20 + MAX_ADDRESSES]
 
 
-async def test_a_peer_is_not_left_out_because_another_knows_an_older_record_of_it(
+async def test_a_peer_is_found_although_another_peer_has_an_older_record_of_it(
     nursery: trio.Nursery,
 ) -> None:
-    """js-libp2p signs another for each peer that asks."""
+    """js-libp2p signs a new record for each peer that asks."""
     keys, (newer, older) = create_new_key_pair(bytes([67]) * 32), addresses(2)
     _, engine, address = await started(nursery, 1)
     named = ID.from_pubkey(keys.public_key)
@@ -146,7 +146,7 @@ async def test_a_peer_is_not_left_out_because_another_knows_an_older_record_of_i
 async def unused(stream: Any) -> None: ...
 
 
-async def test_few_protocols_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
+async def test_the_protocols_stored_for_a_peer_are_limited(nursery: trio.Nursery) -> None:
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
@@ -159,8 +159,8 @@ async def test_few_protocols_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
         assert store.get_protocols(ID(KEY)) == ["/short"]
 
 
-async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> None:
-    """The next reading of the members converted them to text, which ended the engine."""
+async def test_bytes_that_are_not_an_address_are_not_stored(nursery: trio.Nursery) -> None:
+    """Otherwise the next list of members would convert them to text, which once ended the engine."""
     (good,) = addresses(1)
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
@@ -172,7 +172,7 @@ async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> 
     assert bounded([NO_ADDRESS, Multiaddr(b""), long, good]) == [good]
 
 
-async def test_a_long_address_that_identify_tells_is_kept_nowhere() -> None:
+async def test_a_long_address_in_an_identify_message_is_not_stored() -> None:
     store, (good,) = make_host(Identity(bytes(32))).get_peerstore(), addresses(1)
     tracemalloc.start()
     for n in range(20):
@@ -184,7 +184,7 @@ async def test_a_long_address_that_identify_tells_is_kept_nowhere() -> None:
     assert kept < 1_000_000 and store.addrs(ID(KEY)) == [good]
 
 
-async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresses() -> None:
+async def test_a_full_peer_store_keeps_the_nodes_key_and_accepts_a_peer_without_addresses() -> None:
     host = make_host(Identity(bytes(32)))
     store, key = host.get_peerstore(), host.get_private_key()
     store.max_peers = 3
@@ -194,8 +194,8 @@ async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresse
     assert host.get_private_key() == key and len(store.peer_data_map) <= store.max_peers + 1
 
 
-async def test_a_full_peer_store_keeps_connected_peers_and_loses_those_that_it_was_told_of_first() -> None:
-    """Records from other peers pushed out the connected relays' own records, and no relay was known."""
+async def test_a_full_peer_store_drops_the_oldest_peers_that_are_not_connected() -> None:
+    """Once, records of other peers displaced the records of connected relays, so no relay was known."""
     host = make_host(Identity(bytes(32)))
     store, network = host.get_peerstore(), host.get_network()
     store.max_peers = 4
@@ -207,7 +207,7 @@ async def test_a_full_peer_store_keeps_connected_peers_and_loses_those_that_it_w
     assert [*store.peer_data_map] == [host.get_id(), peers[0], *peers[-2:]]
 
 
-async def test_a_full_peer_store_loses_nobody_for_an_address_of_a_peer_in_it() -> None:
+async def test_an_address_of_a_stored_peer_displaces_no_other_peer() -> None:
     store = make_host(Identity(bytes(32))).get_peerstore()
     store.max_peers = 4
     peers = [ID(bytes([n])) for n in range(5)]
@@ -219,8 +219,8 @@ async def test_a_full_peer_store_loses_nobody_for_an_address_of_a_peer_in_it() -
     assert len(kept) == store.max_peers - 1 and peers[4] in kept
 
 
-async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those whose key was announced last."""
+async def test_the_number_of_provider_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of the keys that were announced last are kept."""
     monkeypatch.setattr(bounds, "MAX_KEYS", 3)
     providers = bounds.BoundedProviders(host=make_host(Identity(bytes(32))))
     for n in (1, 2, 3, 1, 4):
@@ -229,8 +229,8 @@ async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert providers.get_providers(b"\x01")[0].addrs == addresses(MAX_ADDRESSES)
 
 
-async def test_providers_of_a_large_swarm_take_turns_and_who_announces_again_keeps_its_turn() -> None:
-    """Otherwise 300 members dialled the first 20 alone, whose places were full: for 80 s each, in turn."""
+async def test_providers_of_a_large_swarm_take_turns_and_repeats_do_not_change_them() -> None:
+    """Otherwise 300 members would dial only the first 20, whose places are full, for 80 s each."""
     providers = bounds.BoundedProviders(host=make_host(Identity(bytes(32))))
     peers = [ID(bytes([n])) for n in range(BUCKET_SIZE + 2)]
     for peer in (*peers[:-2], peers[0], peers[-2], peers[-2], peers[-1]):
@@ -239,7 +239,7 @@ async def test_providers_of_a_large_swarm_take_turns_and_who_announces_again_kee
 
 
 class Came:
-    """Providers whose announcements come from the groups that the test says."""
+    """A store of providers whose announcements come from groups that the test chooses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self._groups = bounds.BoundedProviders(host=make_host(Identity(bytes(32)))), {}
@@ -256,10 +256,10 @@ class Came:
 
 
 @pytest.mark.parametrize("first", ["the attacker", "the members"])
-async def test_who_announces_many_keys_has_one_place_among_members_of_many_groups(
+async def test_a_group_that_announces_many_keys_has_one_place_among_many_groups(
     monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """It filled the list at once, and newcomers met nobody else by this node."""
+    """Otherwise it would fill the list, and newcomers that ask this node would find no other provider."""
     came, members = Came(monkeypatch), [f"member {n}" for n in range(BUCKET_SIZE)]
     for turn in range(3):
         for n in range(100):
@@ -269,16 +269,16 @@ async def test_who_announces_many_keys_has_one_place_among_members_of_many_group
                 came.announce(KEY, members[n // 5], 0)
     found = came.of(KEY)
     assert found["attacker"] <= 1 and sum(found.values()) == BUCKET_SIZE == len(found)
-    for n in range(BUCKET_SIZE):  # of a small swarm all stay
+    for n in range(BUCKET_SIZE):  # in a small swarm, all members stay
         came.announce(KEY + b"2", members[n % 5], n % 5)
         came.announce(KEY + b"2", "attacker", n)
     assert came.of(KEY + b"2") == Counter(dict.fromkeys(members[:5], 1), attacker=BUCKET_SIZE - 5)
-    for n in range(3):  # a group that comes later, as many behind one router, has its share
+    for n in range(3):  # a group that announces later, such as nodes behind one router, gets its share
         came.announce(KEY + b"2", "late", n)
     assert came.of(KEY + b"2")["late"] == 3
 
 
-async def test_a_peer_that_announces_many_swarms_does_not_push_out_our_swarm(
+async def test_a_peer_that_announces_many_swarms_does_not_displace_this_swarm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bounds, "MAX_KEYS", 8)
@@ -291,7 +291,7 @@ async def test_a_peer_that_announces_many_swarms_does_not_push_out_our_swarm(
     assert came.of(KEY) == {"member": 1, "attacker": 1} and len(came.store.providers) == 8
 
 
-async def test_an_announcement_counts_for_the_machine_that_it_comes_from(nursery: trio.Nursery) -> None:
+async def test_an_announcement_counts_for_the_machine_that_sent_it(nursery: trio.Nursery) -> None:
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         me = Message.Peer(id=stack.host.get_id().to_bytes(), addrs=[addresses(1)[0].to_bytes()])
@@ -301,13 +301,13 @@ async def test_an_announcement_counts_for_the_machine_that_it_comes_from(nursery
         assert [record.group for record in store[KEY].values()] == ["local 127.0.0.1"]
 
 
-LONG = b"\x00\xa0\x1f" + bytes(4000)  # used as an id: an id of 190 KB kept a node busy for a minute
+LONG = b"\x00\xa0\x1f" + bytes(4000)  # a long peer id: one of 190 KB once kept a node busy for a minute
 LIAR = Message.Peer(id=LONG, addrs=[addresses(1)[0].to_bytes()])
 
 
 @pytest.fixture
 def made_text(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each id that was converted to text, which takes quadratic time."""
+    """Record each peer id that is converted to text, which takes quadratic time."""
     made, encode = [0], base58.b58encode
 
     def noted(data: bytes) -> bytes:
@@ -327,7 +327,7 @@ def made_text(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
     ids=["provider", "node", "key"],
 )
-async def test_no_long_id_that_a_peer_names_is_made_text(
+async def test_long_ids_in_a_question_are_not_converted_to_text(
     message: Message, made_text: list[int], nursery: trio.Nursery
 ) -> None:
     _, _, address = await started(nursery, 1)
@@ -336,12 +336,14 @@ async def test_no_long_id_that_a_peer_names_is_made_text(
         assert max(made_text) <= MAX_ID_BYTES
 
 
-async def test_no_long_id_in_an_answer_is_made_text(made_text: list[int], nursery: trio.Nursery) -> None:
+async def test_long_ids_in_an_answer_are_not_converted_to_text(
+    made_text: list[int], nursery: trio.Nursery
+) -> None:
     reply = Message(providerPeers=[LIAR], closerPeers=[LIAR])
     member, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, _):
         stack.host.set_stream_handler(PROTOCOL_ID, answering(reply))
-        assert await found(engine, member.topic) == [] and reply.key  # it was asked
+        assert await found(engine, member.topic) == [] and reply.key  # the hostile peer was asked
         assert max(made_text) <= MAX_ID_BYTES
 
 
@@ -355,10 +357,10 @@ async def test_no_long_id_in_an_answer_is_made_text(made_text: list[int], nurser
     ],
     ids=["far", "near", "far, with more behind it", "far, by name"],
 )
-async def test_no_machine_near_us_is_dialled_for_a_far_peers_answer(
+async def test_local_addresses_in_a_distant_peers_answer_are_not_dialled(
     theirs: str, where: str, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """Otherwise anybody has us connect to the programs of our machine and of our local network."""
+    """Otherwise any peer could make a node connect to programs on its machine or local network."""
     monkeypatch.setattr(network, "remote_host", lambda _: theirs)
     dialled = trio.Event()
 
@@ -384,7 +386,7 @@ async def test_no_machine_near_us_is_dialled_for_a_far_peers_answer(
     assert dialled.is_set() == (theirs == "127.0.0.1")
 
 
-async def test_streams_without_a_question_take_no_place_of_asking_peers(nursery: trio.Nursery) -> None:
+async def test_streams_without_a_question_do_not_block_peers_that_ask(nursery: trio.Nursery) -> None:
     _, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target), hostile_peer(address, 67) as (other, _):
         silent = [await stack.host.new_stream(target, [PROTOCOL_ID]) for _ in range(20)]
@@ -392,7 +394,7 @@ async def test_streams_without_a_question_take_no_place_of_asking_peers(nursery:
         assert len(silent) == 20
 
 
-async def test_a_stream_is_not_served_for_ever(
+async def test_a_stream_is_served_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(bounds, "STREAM_S", 0.1)
@@ -403,14 +405,14 @@ async def test_a_stream_is_not_served_for_ever(
             await stream.read(1)
 
 
-async def test_a_lookup_that_is_cut_off_leaves_no_stream_open(nursery: trio.Nursery) -> None:
-    """A connection has 256 places for streams, and the other side may end none."""
+async def test_a_cancelled_lookup_leaves_no_stream_open(nursery: trio.Nursery) -> None:
+    """A connection allows 256 streams, and the other side may end none of them."""
     _, engine, address = await started(nursery, 1)
     ended = trio.Event()
     async with hostile_peer(address) as (silent, _):
 
         async def say_nothing(stream: Any) -> None:
-            await stream.read(1)  # the question has come
+            await stream.read(1)  # the question has arrived
             scope.cancel()
             silent.host.set_stream_handler(PROTOCOL_ID, unused)
             try:
@@ -428,7 +430,7 @@ async def test_a_lookup_that_is_cut_off_leaves_no_stream_open(nursery: trio.Nurs
             await ended.wait()
 
 
-async def test_an_address_without_an_answer_is_given_up_and_its_peer_forgotten(
+async def test_a_peer_whose_address_does_not_answer_is_given_up_and_forgotten(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(streams, "CONNECT_TIMEOUT_S", 0.1)
@@ -456,12 +458,12 @@ async def test_a_lookup_that_takes_too_long_returns_the_peers_found_so_far(
 
     async with hostile_peer(address) as (stack, _), hostile_peer(address, 67) as (silent, _):
         stack.host.set_stream_handler(PROTOCOL_ID, answering(named))
-        # Its second question is the one for providers.
+        # The second question asks for providers.
         silent.host.set_stream_handler(PROTOCOL_ID, hang_up)
         assert str(there) in {record.peer for record in await found(engine, TOPIC)}
 
 
-async def test_a_peer_that_asks_without_end_is_cut_off(nursery: trio.Nursery) -> None:
+async def test_a_peer_that_asks_too_many_questions_is_cut_off(nursery: trio.Nursery) -> None:
     _, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         stream = await stack.host.new_stream(target, [PROTOCOL_ID])

@@ -1,4 +1,4 @@
-"""Frames that wait for a neighbour: connections take turns, and the fullest one loses frames; ours apart."""
+"""The queue of frames to a neighbour: connections take turns, the fullest one loses frames."""
 
 from types import SimpleNamespace
 
@@ -46,7 +46,7 @@ def test_groups_connections_and_authors_are_served_in_turn() -> None:
     assert order(queue) == ["x1", "z1", "y1", "x2", "x1", "x1"] and len(queue) == 0
 
 
-def test_a_crowd_drops_its_own_in_frames_and_in_bytes() -> None:
+def test_a_crowd_displaces_only_its_own_frames() -> None:
     for size in (10, 30_000):
         queue = ForwardQueue(ME)
         put(queue, "honest", "h", "h1", 2000)
@@ -58,8 +58,8 @@ def test_a_crowd_drops_its_own_in_frames_and_in_bytes() -> None:
         assert sum(size for name in found if name.startswith("author")) <= MAX_BYTES
 
 
-def test_small_frames_of_many_groups_drop_no_larger_one() -> None:
-    """Here the frames are too many, not the bytes: one of 10 KiB is no more than another."""
+def test_small_frames_of_many_groups_displace_no_larger_frame() -> None:
+    """The frames exceed their limit, not the bytes, so a large frame counts as much as a small one."""
     queue = ForwardQueue(ME)
     put(queue, "honest", "h", "h1", 10_000)
     for n in range(3000):
@@ -68,7 +68,7 @@ def test_small_frames_of_many_groups_drop_no_larger_one() -> None:
     assert "h1" in found and len(found) <= MAX_FRAMES
 
 
-def test_our_frames_and_control_go_first_and_are_never_crowded_out() -> None:
+def test_own_frames_and_control_messages_go_first_and_are_never_displaced() -> None:
     queue = ForwardQueue(ME)
     for n in range(MAX_OWN_FRAMES):
         put(queue, "", "", "me")
@@ -93,7 +93,7 @@ def test_waiting_frames_are_sent_in_batches_of_limited_size() -> None:
     assert len(sizes) < 10 and max(sizes) < JOINED_BYTES + 2000
 
 
-def test_the_pace_stays_below_the_next_nodes_limit() -> None:
+def test_the_sending_pace_stays_below_the_receivers_limit() -> None:
     queue, limit, now = ForwardQueue(b"me"), message_limits(), 0.0
     for n in range(100):
         now += queue.pace(20, 20_000, now)
@@ -101,14 +101,14 @@ def test_the_pace_stays_below_the_next_nodes_limit() -> None:
     assert now >= (2000 - PACE_BURST) / PACE_PER_S - 1
 
 
-def test_frames_that_come_one_by_one_go_in_few_rpcs() -> None:
+def test_frames_that_arrive_one_by_one_are_sent_in_few_rpcs() -> None:
     queue, now = ForwardQueue(b"me"), 0.0
     for _ in range(100):
         now += queue.pace(1, 100, now)
     assert now >= (100 - PACE_BURST_RPCS) / PACE_RPCS_PER_S - 1
 
 
-def test_peers_outside_the_mesh_are_told_of_each_ingress_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gossip_to_peers_outside_the_mesh_covers_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     router, told = Router({"other": 0.0, "shunned": GRAYLIST_THRESHOLD - 1}.__getitem__), MAX_WANTED
     router.pubsub = SimpleNamespace(peer_topics={"topic": {"other", "shunned"}})
     router.mesh = {"topic": set()}

@@ -1,6 +1,6 @@
 """Attacks and failures that only the libp2p engine has to withstand.
 
-Bad input from the operator, from peers, and from its own library.
+Their causes are bad input from the operator and from peers, and faults of the library.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def engine(n: int, handlers: Handlers = QUIET, **options: Any) -> Libp2pEngine:
 
 
 async def started(nursery: trio.Nursery, n: int, *bootstrap: str) -> tuple[Member, Libp2pEngine, str]:
-    """A member that runs, its engine and its address."""
+    """Start a member; return it, its engine and its address."""
     found = real_member("libp2p", n, bootstrap=bootstrap)
     assert isinstance(found.engine, Libp2pEngine)
     (address,) = await nursery.start(found.run)
@@ -81,8 +81,8 @@ def stack_of(engine: Libp2pEngine) -> Stack:
     return engine._stack
 
 
-async def test_the_teller_of_an_address_is_noted(nursery: trio.Nursery) -> None:
-    """b and c know only a; c hears of b from a, by the DHT."""
+async def test_the_peer_that_reported_an_address_is_recorded(nursery: trio.Nursery) -> None:
+    """b and c know only a; c learns of b from a, through the DHT."""
     a, _, address = await started(nursery, 1)
     b, _, _ = await started(nursery, 2, address)
     await until(b.peers)
@@ -95,8 +95,8 @@ async def test_the_teller_of_an_address_is_noted(nursery: trio.Nursery) -> None:
     )
 
 
-async def test_a_peer_back_from_a_power_cut_is_heard(nursery: trio.Nursery) -> None:
-    """Its old connection still looks alive to us: nobody closed it."""
+async def test_a_peer_that_returns_after_a_power_cut_is_heard(nursery: trio.Nursery) -> None:
+    """Its old connection still looks alive to the other member, because it was never closed."""
     a, a_engine, address = await started(nursery, 1)
     left_open: list[Any] = []
     for _ in range(2):
@@ -127,11 +127,11 @@ class _CutOff(trio.abc.Instrument):
             self.scope.cancel()
 
 
-# Cut off while it binds, the library leaves its socket to the garbage collector.
+# If it is cancelled while it binds, the library leaves its socket to the garbage collector.
 @pytest.mark.filterwarnings("ignore:.*unclosed <socket:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-async def test_a_start_that_is_cut_off_anywhere_gives_its_port_back() -> None:
-    """A node that meets another one with its key leaves in the middle of a start, and comes back later."""
+async def test_a_start_that_is_cancelled_anywhere_releases_its_port() -> None:
+    """A node that meets another node with its key leaves during its start, and starts again later."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -151,7 +151,7 @@ async def test_a_start_that_is_cut_off_anywhere_gives_its_port_back() -> None:
             return
 
 
-async def test_a_broken_dht_stops_nothing(nursery: trio.Nursery) -> None:
+async def test_members_hear_each_other_with_a_broken_dht(nursery: trio.Nursery) -> None:
     a, a_engine, address = await started(nursery, 1)
     b, _, _ = await started(nursery, 2, address)
 
@@ -170,7 +170,7 @@ async def garbage_on_every_protocol(stack: Stack, target: Any) -> None:
         "/ipfs/id/1.0.0",
         "/ipfs/id/push/1.0.0",
         "/ipfs/ping/1.0.0",
-        "/meshsub/1.1.0",  # comes last: the victim hangs up
+        "/meshsub/1.1.0",  # last, because the victim hangs up
     ]
     payloads = [
         b"\x05hello",
@@ -189,7 +189,7 @@ async def garbage_on_every_protocol(stack: Stack, target: Any) -> None:
                 stream = await stack.host.new_stream(target, [protocol])
                 await stream.write(payload)
                 await stream.close()
-            except Exception:  # the victim may hang up: that is its right
+            except Exception:  # the victim may hang up
                 continue
 
 
@@ -218,7 +218,7 @@ async def messages_the_library_raises_on(stack: Stack, target: Any) -> None:
 
 
 @pytest.mark.parametrize("attack", [garbage_on_every_protocol, messages_the_library_raises_on])
-async def test_malformed_bytes_of_a_peer_break_nothing_and_fill_no_log(
+async def test_malformed_bytes_break_no_other_connection_and_do_not_fill_the_log(
     attack: Callable[[Stack, Any], Any], nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, a_engine, address = await started(nursery, 1)
@@ -226,17 +226,17 @@ async def test_malformed_bytes_of_a_peer_break_nothing_and_fill_no_log(
     await heard(b, a)
     async with hostile_peer(address) as (stack, target):
         await attack(stack, target)
-        await stack.pubsub.publish(str(TOPIC), b"no frame")  # comes last
+        await stack.pubsub.publish(str(TOPIC), b"no frame")  # sent last
         await until(lambda: a.rejected or not stack.host.get_network().get_connections(target))
     assert a_engine.restarts == b_engine.restarts == 0
-    assert b.identity.peer_id in {peer.id for peer in a.peers()}  # the honest connection stood
+    assert b.identity.peer_id in {peer.id for peer in a.peers()}  # the honest connection was kept
     await heard(b, a)
     await heard(a, b)
     assert not [r for r in caplog.records if r.name.startswith("libp2p.") and r.levelno > logging.INFO]
 
 
 class Line:
-    """A stream on which somebody announces a line of this length and then sends as fast as it can."""
+    """A stream on which a peer announces a line of this length, and then sends as fast as possible."""
 
     def __init__(self, length: int) -> None:
         self.left, self.given = bytes([length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14]), 0
@@ -248,17 +248,17 @@ class Line:
         return data
 
 
-async def test_a_negotiation_takes_no_long_line() -> None:
+async def test_a_negotiation_rejects_long_lines() -> None:
     line = Line(2_000_000)
     with pytest.raises(MultiselectCommunicatorError):
         await MultiselectCommunicator(line).read()
     assert line.given <= MAX_LINE_BYTES
 
 
-async def test_a_message_that_is_asked_for_a_thousand_times_is_not_copied_as_often(
+async def test_a_message_requested_a_thousand_times_is_not_copied_a_thousand_times(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """A large one filled the memory: its copies were made before the queue took a few of them."""
+    """A large one once filled the memory: all copies were made before the queue accepted a few of them."""
     from libp2p.pubsub.pb import rpc_pb2
 
     sent, victim = list[int](), engine(1)
@@ -282,40 +282,40 @@ async def test_a_message_that_is_asked_for_a_thousand_times_is_not_copied_as_oft
         assert max(sent) < MAX_BYTES + 1000
 
 
-async def test_a_peer_has_one_stream_and_the_newest_counts(nursery: trio.Nursery) -> None:
+async def test_only_the_newest_gossip_stream_of_a_peer_is_kept(nursery: trio.Nursery) -> None:
     a, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         me = str(stack.host.get_id())
         await until(lambda: me in {peer.id for peer in a.peers()})
-        # As if this stream had broken: the library opens another one.
+        # As if this stream had broken; the library opens a new one.
         await stack.pubsub.peers[target].reset()
         for n in range(2):
             refused = sum(a.rejected.values())
             await until(lambda: me in {peer.id for peer in a.peers()})
             await until(lambda: stack.pubsub.peers)
             with trio.fail_after(TIMEOUT_S):
-                while sum(a.rejected.values()) == refused:  # its bytes arrive
+                while sum(a.rejected.values()) == refused:  # until its bytes arrive
                     await stack.pubsub.publish(str(TOPIC), b"no frame" + os.urandom(4))
                     await trio.sleep(0.1)
             if n == 0:
                 streams = [await stack.host.new_stream(target, ["/meshsub/1.1.0"]) for _ in range(5)]
                 for stream in streams[:-1]:
-                    with trio.fail_after(TIMEOUT_S), pytest.raises(Exception, match=r".*"):  # reset
+                    with trio.fail_after(TIMEOUT_S), pytest.raises(Exception, match=r".*"):  # a reset
                         while await stream.read(1000):
                             pass
                         raise EOFError
 
 
-async def test_a_connection_that_ended_leaves_its_place(
+async def test_a_connection_that_ended_frees_its_slot(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """The library would keep it for good, and let nobody in after the 160th."""
+    """The library would keep the slot, and accept no peer after the 160th connection."""
     monkeypatch.setattr(inbound_slots, "MOST", 3)
     _, a_engine, address = await started(nursery, 1)
     network = stack_of(a_engine).host.get_network()
 
     def taken() -> tuple[int, int]:
-        """Connections that came in, and the places taken. It may dial the other, too."""
+        """Return the numbers of inbound connections and of slots taken."""
         came = [
             connection for connection in network.get_connections() if connection.direction.name == "INBOUND"
         ]
@@ -330,14 +330,14 @@ async def test_a_connection_that_ended_leaves_its_place(
         await until(lambda: bool(network.get_connections()) and taken() in ((1, 1), (0, 0)))
 
 
-async def test_peers_that_left_fill_no_memory(nursery: trio.Nursery) -> None:
+async def test_peers_that_left_use_no_memory(nursery: trio.Nursery) -> None:
     _, engine, address = await started(nursery, 1)
     network = stack_of(engine).host.get_network()
     for n in (66, 67):
         async with hostile_peer(address, n):
             pass
         await until(lambda: not network.get_connections())
-    # The library has noted at least the first one.
+    # Without the engine's fix, the library would have recorded at least the first peer.
     assert not network.auto_connector._recent_disconnects
 
 
@@ -352,7 +352,7 @@ async def refused(stream: trio.SocketStream, say: bytes = b"") -> bool:
     return False
 
 
-async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(
+async def test_a_crowd_of_inbound_connections_leaves_room_for_dialled_peers(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(inbound_slots, "MOST", 3)
@@ -368,10 +368,10 @@ async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(
     assert len(crowd) == 3
 
 
-async def test_all_meet_through_a_node_with_fewer_places(
+async def test_members_meet_through_a_node_with_fewer_slots_than_members(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """The first peers of a bootstrap node would keep their places for good, and newcomers find nobody."""
+    """Otherwise the first peers of a bootstrap node would keep their slots for ever."""
     machines = itertools.count()
     monkeypatch.setattr(inbound_slots, "MOST", 2)
     monkeypatch.setattr(inbound_slots, "SERVED_S", 0.0)
@@ -386,7 +386,7 @@ async def test_all_meet_through_a_node_with_fewer_places(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
-async def test_a_smaller_group_gets_a_place_when_all_are_taken(
+async def test_a_smaller_group_gets_a_slot_when_all_are_taken(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(inbound_slots, "MOST", 4)
@@ -403,7 +403,7 @@ async def test_a_smaller_group_gets_a_place_when_all_are_taken(
 
     crowd = [await come("127.7.0.1") for _ in range(4)]
     await until(lambda: taken() == {"127.7": 4})
-    assert await refused(await come("127.7.0.1"))  # of the same machine
+    assert await refused(await come("127.7.0.1"))  # from the same machine
     others = [await come("127.8.0.1")]
     await until(lambda: taken() == {"127.7": 3, "127.8": 1})
     others.append(await come("127.8.0.1"))
@@ -412,10 +412,10 @@ async def test_a_smaller_group_gets_a_place_when_all_are_taken(
     assert len(crowd) == 4 and a_engine.restarts == 0
 
 
-async def test_a_stream_that_is_cut_off_as_it_opens_reaches_its_opener(
+async def test_a_stream_whose_opener_is_cancelled_is_still_returned(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise nobody could end it: also after a dial, as streams for lookups are opened."""
+    """Otherwise nothing could end the stream. The stream is opened with a dial, as for lookups."""
     _, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         network, opener, cut = stack.host.get_network(), trio.lowlevel.current_task(), trio.CancelScope()
@@ -436,10 +436,10 @@ async def test_a_stream_that_is_cut_off_as_it_opens_reaches_its_opener(
         await stream.reset()
 
 
-async def test_silent_streams_take_no_place_of_other_streams(
+async def test_silent_streams_do_not_block_other_streams(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """Streams that it opens without a word are cut off beyond a limit."""
+    """Beyond a limit, streams that a peer opens without sending anything are cut off."""
     # Long enough for a slow machine.
     monkeypatch.setattr("p2p.engines.request_response.MESSAGE_TIMEOUT_S", 10 * SECONDS)
     a_engine = engine(1, Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: question * 1000))
@@ -471,7 +471,7 @@ async def test_silent_streams_take_no_place_of_other_streams(
     assert a_engine.restarts == 0
 
 
-async def test_giving_up_on_a_silent_peer_is_quick_and_leaves_nothing(
+async def test_giving_up_on_a_silent_peer_is_quick_and_leaves_no_streams(
     nursery: trio.Nursery,
 ) -> None:
     _, a_engine, address = await started(nursery, 1)
@@ -481,7 +481,7 @@ async def test_giving_up_on_a_silent_peer_is_quick_and_leaves_nothing(
         async def handler(stream: Any) -> None:
             nonlocal asked
             asked += 1
-            # It hears that its stream is open: one that it gives up before is forgotten later
+            # Wait until the stream is known to be open; a stream given up before that is removed later.
             await trio.sleep(0.1)
             given_up.cancel()
             in_time.deadline = trio.current_time() + 9
@@ -492,7 +492,7 @@ async def test_giving_up_on_a_silent_peer_is_quick_and_leaves_nothing(
         await until(lambda: me in {peer.id for peer in a_engine.peers()})
         (connection,) = stack_of(a_engine).host.get_network().get_connections(stack.host.get_id())
         before = len(connection.get_streams())
-        for n in range(6):  # more than may be asked at once
+        for n in range(6):  # more questions than may be open at once
             given_up, in_time = trio.CancelScope(), trio.CancelScope(deadline=trio.current_time() + SECONDS)
             with in_time, given_up:
                 await a_engine.request(me, b"x", 10)
@@ -505,10 +505,10 @@ async def test_giving_up_on_a_silent_peer_is_quick_and_leaves_nothing(
         assert connection.muxed_conn.stream_backlog_semaphore.value >= 250
 
 
-async def test_a_peer_that_takes_nothing_holds_nobody_up(
+async def test_a_peer_that_reads_nothing_does_not_block_callers(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """Its connection is ended; a caller that waits for it may leave at once."""
+    """Its connection is ended, and a caller that waits for it can be cancelled at once."""
     monkeypatch.setattr(libp2p_network, "WRITE_TIMEOUT_S", 1.0)
     _, a_engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, _):
@@ -528,7 +528,7 @@ async def test_a_peer_that_takes_nothing_holds_nobody_up(
 
 
 async def test_connections_without_proof_of_identity_are_refused(nursery: trio.Nursery) -> None:
-    """Plaintext and secio, which the library would accept by default, and a stranger's bytes."""
+    """The test tries plaintext and secio, which the library would accept by default, and arbitrary bytes."""
     _, a_engine, address = await started(nursery, 1)
     _, endpoint = parse_bootstrap(address)
     for protocol in (b"/plaintext/2.0.0", b"/secio/1.0.0", b"/tls/1.0.0"):
@@ -544,8 +544,8 @@ async def test_connections_without_proof_of_identity_are_refused(nursery: trio.N
     assert a_engine.restarts == 0
 
 
-async def test_a_name_is_dialled_over_ipv6_and_ipv4_in_turns() -> None:
-    """If IPv6 fails, as in many homes, two addresses of it would take all the time that a name has."""
+async def test_a_dns_name_is_dialled_over_ipv6_and_ipv4_in_turn() -> None:
+    """If IPv6 does not work, as in many homes, two IPv6 addresses would use up all the time for a name."""
 
     class Resolver(trio.abc.HostnameResolver):
         async def getaddrinfo(self, host: Any, port: Any, *_: Any) -> Any:
@@ -566,7 +566,7 @@ async def test_a_name_is_dialled_over_ipv6_and_ipv4_in_turns() -> None:
 
 @pytest.mark.skipif(not has_route(parse_listen("/ip6/::1/tcp/9")), reason="needs IPv6")
 async def test_the_remote_address_of_an_ipv6_connection_is_known(nursery: trio.Nursery) -> None:
-    """Bans, limits, network groups and dial-backs depend on it, and the library only knows of IPv4."""
+    """Bans, limits, network groups and dial-backs need the address, and the library only handles IPv4."""
     listen = ["/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"]
     with trio.fail_after(SECONDS):
         first = real_member("libp2p", 1, listen=listen)
@@ -586,20 +586,20 @@ async def test_the_remote_address_of_an_ipv6_connection_is_known(nursery: trio.N
         nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_with_a_key_of_another_kind_is_refused(nursery: trio.Nursery) -> None:
-    """No member has one, and a member's id is its key."""
+async def test_a_peer_with_a_key_of_another_type_is_rejected(nursery: trio.Nursery) -> None:
+    """No member has such a key, since a member's id is an Ed25519 key."""
     _, a_engine, address = await started(nursery, 1)
     stranger = new_host(key_pair=create_new_key_pair())
     async with stranger.run(listen_addrs=[]):
-        with contextlib.suppress(Exception):  # the library may think that it is connected, until it reads
+        with contextlib.suppress(Exception):  # the library may report a connection until it reads
             await stranger.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
         await until(lambda: not stranger.get_network().get_connections())
     assert not stack_of(a_engine).host.get_network().get_connections() and a_engine.restarts == 0
 
 
 @pytest.mark.parametrize("kind", [rsa, secp256k1])
-def test_signatures_by_keys_of_another_kind_are_not_checked(kind: Any) -> None:
-    """An RSA key with an exponent as long as itself takes 5 ms, and comes in each message."""
+def test_signatures_by_keys_of_another_type_are_not_verified(kind: Any) -> None:
+    """Verification with an RSA key whose exponent is as long as the key takes 5 ms, in each message."""
     keys = kind.create_new_key_pair()
     record = PeerRecord(ID.from_pubkey(keys.public_key), [], seq=1)
     with pytest.raises(MissingDeserializerError):
@@ -611,7 +611,7 @@ def test_signatures_by_keys_of_another_kind_are_not_checked(kind: Any) -> None:
 async def test_a_peer_that_finds_us_during_the_start_is_answered(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """The other end is told once that this one relays."""
+    """A peer is told only once that this node relays, so the protocols must be known from the start."""
     spoken: list[Any] = []
 
     @contextlib.asynccontextmanager
@@ -620,7 +620,7 @@ async def test_a_peer_that_finds_us_during_the_start_is_answered(
             (address,) = stack.host.get_transport_addrs()
             async with hostile_peer(f"{address}/p2p/{stack.host.get_id()}", meet=False) as (theirs, us):
                 for protocol in (PROTOCOL, HOP):
-                    with contextlib.suppress(Exception):  # it knows none
+                    with contextlib.suppress(Exception):  # the protocol is not known yet
                         await theirs.host.new_stream(us, [protocol])
                         spoken.append(protocol)
             yield stack
@@ -630,10 +630,10 @@ async def test_a_peer_that_finds_us_during_the_start_is_answered(
     assert spoken == [PROTOCOL, HOP]
 
 
-async def test_no_identify_outlives_the_engine(
+async def test_no_identify_task_outlives_the_engine(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a system task of trio, and waits for ten seconds."""
+    """The library runs identify as a system task of trio, which waits for ten seconds."""
     _, silent, address = await started(nursery, 1)
     asked, ended, identify = trio.Event(), trio.Event(), Host._identify_task_entry
 
@@ -658,8 +658,8 @@ async def test_no_identify_outlives_the_engine(
     assert ended.is_set()
 
 
-async def test_no_question_begins_while_the_engine_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is a moment in which its tasks have ended and it does not know yet: none could be begun."""
+async def test_a_question_asked_while_the_engine_ends_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment the engine's tasks have ended but the engine has not, so no task can be started."""
     ended = trio.Event()
 
     class Requests:
@@ -687,7 +687,7 @@ async def test_no_question_begins_while_the_engine_ends(monkeypatch: pytest.Monk
     assert ended.is_set()
 
 
-async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
+async def test_a_restart_within_a_second_reuses_no_message_id() -> None:
     listen, numbers = [parse_listen("/ip4/127.0.0.1/tcp/0")], list[int]()
     now = iter((1_700_000_000.0, 1_700_000_000.1)).__next__  # read once at each start
     for _ in range(2):
@@ -698,7 +698,7 @@ async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
     assert numbers == sorted(set(numbers))
 
 
-async def test_the_librarys_log_comes_through_our_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_librarys_errors_appear_in_the_engines_log(caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("libp2p.host").warning("something of note")
     logging.getLogger("libp2p.host").info("chatter")
     assert "something of note" in caplog.text and "chatter" not in caplog.text
@@ -713,7 +713,7 @@ async def test_the_librarys_log_comes_through_our_log(caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
-async def test_a_dial_that_meets_another_key_is_not_logged_as_an_error(
+async def test_a_dial_that_finds_another_key_is_not_logged_as_an_error(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, _, address = await started(nursery, 1)
@@ -726,12 +726,12 @@ async def test_a_dial_that_meets_another_key_is_not_logged_as_an_error(
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
-class Forger(Ed25519PrivateKey):  # type: ignore[misc]  # the library is not typed for us
+class Forger(Ed25519PrivateKey):  # type: ignore[misc]  # the library has no types
     def sign(self, data: bytes) -> bytes:
         return b"no signature"
 
 
-async def test_a_peer_that_forges_its_proof_fills_no_log(
+async def test_a_peer_that_forges_its_proof_does_not_fill_the_log(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, engine, address = await started(nursery, 1)
@@ -748,10 +748,10 @@ async def test_a_peer_that_forges_its_proof_fills_no_log(
 
 
 @pytest.mark.parametrize("where", ["/ip4/192.0.2.1/udp/4001/quic-v1", "/dnsaddr/nowhere.example/tcp/4001"])
-async def test_addresses_that_peers_name_in_the_dht_fill_no_log(
+async def test_addresses_that_cannot_be_dialled_do_not_fill_the_log(
     where: str, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library dials those that an answer names, even if we have no transport or there is no such name."""
+    """The library dials the addresses in DHT answers, even without a transport or with unknown names."""
 
     async def nowhere(*_: Any) -> list[multiaddr.Multiaddr]:
         return []
@@ -765,7 +765,7 @@ async def test_addresses_that_peers_name_in_the_dht_fill_no_log(
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
-async def test_a_connection_that_is_cut_off_as_it_begins_is_not_logged_as_an_error(
+async def test_a_connection_that_is_cut_off_at_its_start_is_not_logged_as_an_error(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, _, address = await started(nursery, 1)

@@ -1,4 +1,4 @@
-"""The libp2p engine skips some of its library's work to save time, and loses nothing by it."""
+"""The libp2p engine skips unneeded work of its library, and keeps all that it needs."""
 
 import time
 from contextlib import AsyncExitStack, nullcontext
@@ -53,20 +53,20 @@ async def test_silent_peers_are_pinged_and_disconnected_without_an_answer(
         await theirs.ping()
         before, until_then, held_up = answers, trio.current_time() + 4 * connections.PING_AFTER_S, 0
         while (now := trio.current_time()) < until_then:
-            await theirs.ping()  # like a peer that keeps sending
+            await theirs.ping()  # a peer that keeps sending
             await trio.sleep(0.05)
-            # A busy machine delayed our pings, so the peer looked silent
+            # On a busy machine these pings are delayed, so the peer looks silent.
             held_up += trio.current_time() - now > connections.PING_AFTER_S / 2
-        assert answers <= before + 1 + held_up  # one ping may have been under way
+        assert answers <= before + 1 + held_up  # the victim may have sent one ping before
         monkeypatch.setattr(connections, "PING_TIMEOUT_S", 1.0)
         alive = False
         await until(lambda: not a.peers())
 
 
-async def test_a_peers_new_address_is_noted_at_once(
+async def test_a_peers_new_address_is_recorded_at_once(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """This does not wait until the peer's last note is due to be renewed."""
+    """The node does not wait until the peer's previous entry is due for renewal."""
     monkeypatch.setattr(connections, "NOTED_S", 1000.0)
     a, a_engine, address = await started(nursery, 1)
     b, _, _ = await started(nursery, 2, address)
@@ -80,10 +80,10 @@ async def test_a_peers_new_address_is_noted_at_once(
 
 
 @pytest.mark.parametrize("near", [True, False])
-async def test_a_peer_found_by_the_dht_is_dialled_for_a_question(
+async def test_a_peer_found_in_the_dht_is_dialled_for_a_question(
     near: bool, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """The peer runs on our machine, and is not in the address book, like most peers of a large swarm."""
+    """The peer is not in the address book, like most peers of a large swarm."""
     a, a_engine, address = await started(nursery, 1)
     b, _, there = await started(nursery, 2)
     await started(nursery, 3, address)
@@ -99,7 +99,7 @@ async def test_a_peer_found_by_the_dht_is_dialled_for_a_question(
 
 @pytest.mark.parametrize("hangs_up", [True, False])
 async def test_a_peer_that_returns_from_another_address_is_identified_again(hangs_up: bool) -> None:
-    """The old connection may still be open, as if a laptop has moved to another network."""
+    """The old connection may still be open, for example if a laptop moved to another network."""
     host, identity = make_host(Identity(bytes([1]) * 32)), Identity(bytes([2]) * 32)
     there, store = ID.from_string(identity.peer_id), host.get_peerstore()
     wanted = [multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")]
@@ -115,7 +115,9 @@ async def test_a_peer_that_returns_from_another_address_is_identified_again(hang
                 await until(lambda: not host.get_network().get_connections(there))
 
 
-def test_a_node_that_starts_before_its_network_dials_by_ipv6_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_starts_before_its_network_can_dial_over_ipv6_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for line, there in (("", False), ("20010db8000000000000000000000001 02 40 00 80 eth0", True)):
         monkeypatch.setattr(
             address_validation, "open", lambda *_, now=line, **__: StringIO(now), raising=False
@@ -123,7 +125,7 @@ def test_a_node_that_starts_before_its_network_dials_by_ipv6_later(monkeypatch: 
         assert swarm.has_public_ipv6() is there
 
 
-async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: trio.Nursery) -> None:
+async def test_messages_about_other_topics_use_no_memory(nursery: trio.Nursery) -> None:
     a, a_engine, address = await started(nursery, 1)
     router, ours = stack_of(a_engine).router, str(TOPIC)
     async with hostile_peer(address) as (stack, target):
@@ -146,7 +148,7 @@ async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: 
         )
 
 
-async def test_a_message_with_a_long_number_is_not_taken(nursery: trio.Nursery) -> None:
+async def test_a_message_with_a_too_long_sequence_number_is_ignored(nursery: trio.Nursery) -> None:
     a, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, _):
         numbers = iter([b"more than eight", bytes(8)])
@@ -159,7 +161,7 @@ async def test_a_message_with_a_long_number_is_not_taken(nursery: trio.Nursery) 
         assert received == [b"fine"]
 
 
-async def test_no_message_is_asked_for_by_a_longer_id_than_there_are(nursery: trio.Nursery) -> None:
+async def test_no_message_with_a_too_long_id_is_requested(nursery: trio.Nursery) -> None:
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         wanted = list[bytes]()
@@ -175,7 +177,7 @@ async def test_no_message_is_asked_for_by_a_longer_id_than_there_are(nursery: tr
         assert wanted == [fine]
 
 
-async def test_a_peer_that_left_and_took_no_gossip_is_forgotten(
+async def test_a_peer_that_left_without_reading_gossip_is_forgotten(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(pubsub, "TIDY_S", 0.1)
@@ -191,13 +193,13 @@ async def test_a_peer_that_left_and_took_no_gossip_is_forgotten(
         stream = await host.new_stream(target.peer_id, MESHSUB)
         await stream.write(encode_varint_prefixed(rpc.SerializeToString()))
         await until(lambda: they in router.mesh[ours] and they in router.dont_send_message_ids)
-        router.back_off[ours] = {they: int(time.time())}  # ends now
+        router.back_off[ours] = {they: int(time.time())}  # the back-off ends now
         await host.get_network().close_sockets()
     held = router.dont_send_message_ids, router.scorer.behavior_penalty
     await until(lambda: not any(they in one for one in (router.mesh[ours], router.back_off[ours], *held)))
 
 
-async def test_a_stream_of_gossip_that_the_peer_ends_is_ended(nursery: trio.Nursery) -> None:
+async def test_a_gossip_stream_that_the_peer_ends_is_ended(nursery: trio.Nursery) -> None:
     _, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         stream = await stack.host.new_stream(target, MESHSUB)
@@ -206,8 +208,8 @@ async def test_a_stream_of_gossip_that_the_peer_ends_is_ended(nursery: trio.Nurs
             await stream.read(1)
 
 
-async def test_a_peer_fills_no_streams_that_we_have_ended(nursery: trio.Nursery) -> None:
-    """We do not read the streams, and the peer never ends them: a connection may hold 16 MiB."""
+async def test_data_on_streams_that_the_node_has_ended_is_not_buffered(nursery: trio.Nursery) -> None:
+    """The node does not read these streams, and the peer never ends them; up to 16 MiB could be buffered."""
     _, engine, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         for _ in range(8):

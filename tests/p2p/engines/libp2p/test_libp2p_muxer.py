@@ -1,4 +1,4 @@
-"""Many streams over one connection: neither side's reading waits for the other's."""
+"""The muxer carries many streams over one connection, and neither side's reading waits for the other side."""
 
 import itertools
 import struct
@@ -33,18 +33,18 @@ from p2p.engines.libp2p.network import (
 from p2p.engines.traffic import Traffic
 from tests.doubles import until
 
-WINDOW = 256 * 1024  # bytes that a stream may send before it hears that they were read
+WINDOW = 256 * 1024  # bytes that a stream may send before the receiver reports that it has read them
 
 
 class Secured:
-    """One end of a connection that holds nothing: writes wait until the other side reads."""
+    """One end of a connection without a buffer: a write waits until the other side reads."""
 
     def __init__(self, stream: Any, is_initiator: bool) -> None:
         self._stream, self.is_initiator = stream, is_initiator
         self.conn = self.read_writer = self
-        self.updates: list[int] = []  # bytes more that our peer may send, by each window update
-        self.frames: list[tuple[int, int, int]] = []  # kind, flags and length
-        self.least = HEADER_SIZE  # bytes that were written at once
+        self.updates: list[int] = []  # bytes that each window update grants
+        self.frames: list[tuple[int, int, int]] = []  # (kind, flags, length) of each frame
+        self.least = HEADER_SIZE  # bytes of the smallest write
 
     async def read(self, n: int | None = None) -> bytes:
         return bytes(await self._stream.receive_some(n))
@@ -64,7 +64,7 @@ class Secured:
 
 
 async def opened(nursery: trio.Nursery, ours: Any, theirs: Any, initiator: bool = False) -> tuple[Muxer, Any]:
-    """Our muxer, and the other end of its connection."""
+    """Start a muxer; return it and the other end of its connection."""
     muxer = Muxer(Secured(ours, initiator), ID(b"peer"), is_initiator=initiator)
     nursery.start_soon(muxer.start)
     await muxer.event_started.wait()
@@ -72,7 +72,7 @@ async def opened(nursery: trio.Nursery, ours: Any, theirs: Any, initiator: bool 
 
 
 async def both(nursery: trio.Nursery, traffic: Traffic | None = None) -> tuple[list[Secured], list[Muxer]]:
-    """Both ends of a connection. traffic: of the first, which has dialled."""
+    """Start both ends of a connection. traffic: rate limits of the first end, which has dialled."""
     ends = [Secured(end, n == 0) for n, end in enumerate(trio.testing.memory_stream_pair())]
     muxers = [
         Muxer(end, ID(b"peer"), is_initiator=end.is_initiator, traffic=traffic if end.is_initiator else None)
@@ -115,7 +115,7 @@ async def test_the_reader_of_a_connection_never_waits_for_a_write(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_peer_that_provokes_replies_and_reads_none_is_cut_off(
+async def test_a_peer_that_causes_replies_and_reads_none_is_cut_off(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     muxer, theirs = await opened(nursery, *trio.testing.lockstep_stream_pair())
@@ -130,7 +130,7 @@ async def test_a_peer_that_provokes_replies_and_reads_none_is_cut_off(
         await muxer.event_closed.wait()
 
 
-async def test_replies_go_out_before_later_writes(
+async def test_replies_are_sent_before_later_writes(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     muxer, theirs = await opened(nursery, *trio.testing.lockstep_stream_pair())
@@ -141,15 +141,15 @@ async def test_replies_go_out_before_later_writes(
         await trio.testing.wait_all_tasks_blocked()
 
     async def frames(count: int) -> list[tuple[int, int]]:
-        """Kinds of frames, and the counters of pings."""
+        """Read `count` frames; return their kinds and lengths (for pings: their counters)."""
         data = b""
         while len(data) < count * HEADER_SIZE:
             data += await theirs.receive_some(count * HEADER_SIZE - len(data))
         await trio.testing.wait_all_tasks_blocked()
         return [(kind, length) for _, kind, _, _, length in struct.iter_unpack(YAMUX_HEADER_FORMAT, data)]
 
-    with trio.fail_after(0.4):  # before a ping of its own
-        for _ in range(3):  # the first is being written
+    with trio.fail_after(0.4):  # before the muxer sends a ping
+        for _ in range(3):  # the reply to the first is being written
             await ping()
         nursery.start_soon(muxer.open_stream)
         await trio.testing.wait_all_tasks_blocked()
@@ -165,7 +165,7 @@ async def test_replies_go_out_before_later_writes(
         assert await frames(1) == [(TYPE_PING, 5)]
 
 
-async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_window_stays(
+async def test_a_stream_continues_beyond_its_window_with_few_window_updates(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     ends, (sender, receiver) = await both(nursery)
@@ -184,7 +184,7 @@ async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_windo
 async def test_writes_of_two_tasks_on_one_stream_do_not_mix(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    """Two such tasks send recent messages to a new neighbour, and the regular ones."""
+    """One such task sends recent messages to a new neighbour, another the regular messages."""
     _, (sender, receiver) = await both(nursery)
     out, came = await sender.open_stream(), b""
     for letter in (b"a", b"b"):
@@ -196,10 +196,10 @@ async def test_writes_of_two_tasks_on_one_stream_do_not_mix(
     assert [letter for letter, _ in itertools.groupby(came)] in ([97, 98], [98, 97])
 
 
-async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(
+async def test_a_slow_peer_that_reads_each_frame_in_time_is_kept(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
-    """However many wait for their turn."""
+    """The connection is kept even if many frames wait."""
     muxer, theirs = await opened(nursery, *trio.testing.lockstep_stream_pair(), initiator=True)
     written: list[int] = []
 
@@ -216,14 +216,14 @@ async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(
             await theirs.receive_some(2000)
 
 
-# With a rate limit that is used up: frames with data wait, and the connection stays as it was.
+# With a rate limit that is used up: data frames wait, and the state of the connection does not change.
 
 
 @pytest.fixture
 async def limited(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> tuple[Secured, Any, Any, Muxer]:
-    """Our end of the connection, our stream, and the peer's stream and muxer."""
+    """Return the limited end of a connection, its stream, and the peer's stream and muxer."""
     traffic = Traffic(up=1000.0)
     ends, (ours, theirs) = await both(nursery, traffic)
     await traffic.sending.wait(1500)
@@ -231,17 +231,15 @@ async def limited(
     return ends[0], out, await theirs.accept_stream(), theirs
 
 
-async def test_replies_wait_for_no_rate_and_none_is_empty(
+async def test_replies_do_not_wait_for_the_rate_and_are_never_empty(
     limited: tuple[Secured, Any, Any, Muxer], nursery: trio.Nursery
 ) -> None:
-    """Noise would send no bytes as a separate message, which the other side takes for the end of the
-    connection.
-    """
+    """Noise would send an empty write as a message, which the peer takes for the end of the connection."""
     ours, out, into, theirs = limited
     nursery.start_soon(out.write, b"x" * 500)
     await trio.testing.wait_all_tasks_blocked()
     begun = trio.current_time()
-    opened = [await theirs.open_stream() for _ in range(3)]  # our ACKs to these
+    opened = [await theirs.open_stream() for _ in range(3)]  # the ACKs to these streams are the replies
     await until(lambda: len(ours.frames) == 1 + len(opened), every=0.001)
     assert trio.current_time() - begun < 0.1
     assert len(await into.read(500)) == 500 and trio.current_time() - begun > 0.4
@@ -249,7 +247,7 @@ async def test_replies_wait_for_no_rate_and_none_is_empty(
     assert ours.least == HEADER_SIZE and not theirs.event_shutting_down.is_set()
 
 
-async def test_a_write_that_is_cancelled_while_it_waits_has_taken_nothing(
+async def test_a_write_that_is_cancelled_while_it_waits_has_no_effect(
     limited: tuple[Secured, Any, Any, Muxer],
 ) -> None:
     ours, out, into, _ = limited
@@ -277,7 +275,7 @@ async def test_no_data_follows_the_end_of_its_stream(limited: tuple[Secured, Any
     await into.close()
 
 
-# A peer that keeps to no window, and one that never ends a stream.
+# A peer that ignores windows, and a peer that never ends a stream.
 
 
 @pytest.mark.parametrize("all_together", [MAX_UNREAD_BYTES, 2 << 20])
@@ -287,7 +285,7 @@ async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If all connections together have too many unread bytes, the peer with the most is cut off, too."""
+    """If all connections together have too many unread bytes, the peer with the most is cut off."""
     monkeypatch.setattr("p2p.engines.libp2p.network.MAX_UNREAD_BYTES", all_together)
     monkeypatch.setattr("p2p.engines.libp2p.network.UNREAD_EVERY_S", 0.0)
     most = min(MAX_BUFFERED_BYTES, all_together + WINDOW_BYTES)
@@ -301,11 +299,11 @@ async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(
             await trio.testing.wait_all_tasks_blocked()
             flags, sent = 0, sent + len(frame)
     assert most <= sent <= most + 2 * WINDOW and not muxer.stream_buffers
-    assert not caplog.records  # one a frame, which may be of one byte, would fill the log
+    assert not caplog.records  # a log line for each frame, of one byte or more, would fill the log
 
 
-async def test_bytes_on_streams_that_we_reset_are_dropped(nursery: trio.Nursery) -> None:
-    """Otherwise a peer would seem to send beyond its windows if we leave many of its answers unread."""
+async def test_bytes_on_streams_that_the_node_reset_are_dropped(nursery: trio.Nursery) -> None:
+    """Otherwise a peer would seem to exceed its windows if a node leaves many of its answers unread."""
     muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
     for stream in range(1, 4 * MAX_BUFFERED_BYTES // WINDOW, 2):
         await theirs.send_all(
@@ -318,7 +316,7 @@ async def test_bytes_on_streams_that_we_reset_are_dropped(nursery: trio.Nursery)
     nursery.cancel_scope.cancel()
 
 
-async def test_a_reader_whose_stream_we_reset_ends_and_leaves_nothing(
+async def test_a_reader_of_an_inbound_stream_that_is_reset_ends(
     autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     muxer, theirs = await opened(nursery, *trio.testing.memory_stream_pair())
@@ -349,13 +347,13 @@ async def test_a_peer_that_ends_none_of_its_streams_is_cut_off(nursery: trio.Nur
         while closed < 2 * MAX_HALF_CLOSED_STREAMS:
             await (await muxer.accept_stream()).close()
             closed += 1
-    assert closed >= MAX_HALF_CLOSED_STREAMS - 10  # and those that wait to be accepted
+    assert closed >= MAX_HALF_CLOSED_STREAMS - 10  # streams waiting to be accepted count, too
     with pytest.raises(trio.BrokenResourceError):
         await theirs.send_all(b"x")
 
 
-async def test_who_reads_a_stream_that_we_reset_does_not_wait_for_ever(nursery: trio.Nursery) -> None:
-    """A connection that we end resets all of its streams: each left a task and all it holds."""
+async def test_a_reader_of_an_outbound_stream_that_is_reset_ends(nursery: trio.Nursery) -> None:
+    """A node that ends a connection resets all its streams; otherwise each would leave a waiting task."""
     ours, theirs = trio.testing.memory_stream_pair()
     muxer, _ = await opened(nursery, ours, theirs, initiator=True)
     stream, ended = await muxer.open_stream(), trio.Event()

@@ -1,6 +1,6 @@
-"""The relay of the libp2p engine: the share of it that each peer may have. Real hosts over loopback.
+"""Limits on each peer's use of the libp2p engine's relay, with real hosts on loopback.
 
-Across NATs: tests/p2p/nat. Its rate: tests/p2p/engines/test_slow_lines.py.
+tests/p2p/nat tests relays across NATs; tests/p2p/engines/test_slow_lines.py tests the relay's rate.
 """
 
 import itertools
@@ -100,13 +100,13 @@ class Net:
         return host
 
     async def peer(self, source: str | None = None, echoes: bool = True) -> Any:
-        """Echoes bytes that come through a circuit. source: the address that it dials from."""
+        """Start a host that echoes bytes from a circuit. source: the address that it dials from."""
         host = await self._run(source)
 
         async def echo(stream: Any) -> None:
             await receive(stream, StopMessage)
             await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(OK)))
-            with suppress(BaseLibp2pError):  # the circuit was cut off
+            with suppress(BaseLibp2pError):  # the relay closed the circuit
                 while data := await stream.read(1 << 16):
                     if echoes:
                         await stream.write(data)
@@ -158,7 +158,7 @@ async def net(**limits: Any) -> AsyncIterator[Net]:
 
 
 async def moved(stream: Any, size: int) -> int:
-    """Return how many of these bytes come back through a circuit before it ends."""
+    """Send `size` bytes through a circuit; return how many come back before it ends."""
     there = 0
     with trio.fail_after(SECONDS):
         try:
@@ -176,10 +176,10 @@ async def test_a_circuit_carries_bytes_both_ways_within_its_limit() -> None:
         assert (await those.connect(asker, home))[0] is NONE and await those.reserve(home) is OK
         status, stream = await those.connect(asker, home)
         assert status is OK and await moved(stream, 5000) == 5000
-        assert 4000 <= await moved(stream, 100_000) <= 5000  # each byte counts twice: there and back
+        assert 4000 <= await moved(stream, 100_000) <= 5000  # each byte counts twice, once in each direction
 
 
-async def test_a_reservation_is_for_the_one_that_asks_and_ends_with_its_connection() -> None:
+async def test_a_reservation_is_only_for_the_asking_peer_and_ends_with_its_connection() -> None:
     async with net() as those:
         home, other, asker = await those.peer(), await those.peer(), await those.peer()
         assert await those.reserve(other, name=home.get_id()) is OK
@@ -194,7 +194,7 @@ async def test_a_reservation_is_for_the_one_that_asks_and_ends_with_its_connecti
 
 
 class At:
-    """A host with these addresses."""
+    """A host that reports these addresses."""
 
     def __init__(self, host: Any, addresses: Sequence[str]) -> None:
         self._host, self._addresses = host, addresses
@@ -224,7 +224,7 @@ async def test_a_relay_names_local_addresses_only_if_it_has_no_public_one() -> N
 async def test_reservations_are_limited(limit: str) -> None:
     async with net(**{limit: 1}) as those:
         one, other = await those.peer(), await those.peer()
-        # The second renews the first
+        # The second reservation renews the first.
         assert [await those.reserve(host) for host in (one, one, other)] == [OK, OK, REFUSED]
         await one.disconnect(those.host.get_id())
         await until(lambda: not those.host.get_network().get_connections(one.get_id()), SECONDS)
@@ -234,7 +234,7 @@ async def test_reservations_are_limited(limit: str) -> None:
 @pytest.mark.parametrize(
     "limit", ["circuits", "circuits_to_peer", "circuits_of_machine", "circuits_of_machine_to_peer"]
 )
-async def test_circuits_are_limited_and_a_place_is_free_when_one_ends(limit: str) -> None:
+async def test_circuits_are_limited_and_an_ended_circuit_frees_its_place(limit: str) -> None:
     async with net(**{limit: 2}) as those:
         home, asker, another = [await those.peer() for _ in range(3)]
         await those.reserve(home)
@@ -247,7 +247,7 @@ async def test_circuits_are_limited_and_a_place_is_free_when_one_ends(limit: str
         assert found[0] is OK
 
 
-async def test_one_machine_does_not_take_all_circuits_of_a_peer() -> None:
+async def test_one_machine_cannot_use_all_circuits_to_a_peer() -> None:
     assert RESERVATIONS * RelayLimits().circuits_of_machine_to_peer < INBOUND_CIRCUITS
     async with net(circuits_of_machine_to_peer=1) as those:
         home, other, asker = [await those.peer() for _ in range(3)]
@@ -263,23 +263,23 @@ def test_a_reservation_counts_for_an_hour_at_most_even_if_the_relay_says_more() 
 
 
 @pytest.mark.parametrize("limit", ["seconds", "idle"])
-async def test_a_circuit_on_which_nothing_moves_ends(limit: str) -> None:
+async def test_an_idle_circuit_ends(limit: str) -> None:
     async with net(**{limit: 0.2}) as those:
         home, asker = await those.peer(), await those.peer()
         await those.reserve(home)
         _, stream = await those.connect(asker, home)
-        # The reset's error text, in the library's words
+        # The reset's error has the library's text.
         with trio.fail_after(SECONDS), pytest.raises(Exception, match=r".*"):
             assert not await stream.read(1)
             raise EOFError
 
 
 async def silent_from(stream: Any, kind: Any, cancel: Callable[[], object], ended: trio.Event) -> None:
-    """Say nothing to a message of this kind, once it has come; note the stream's end."""
+    """Do not answer a message of this kind, but cancel when it arrives; record the stream's end."""
     message = await receive(stream, kind)
     if message.type == StopMessage.CONNECT and kind is StopMessage:
         await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(OK)))
-        await stream.read(1)  # the handshake through the circuit has begun
+        await stream.read(1)  # until the handshake through the circuit has begun
     cancel()
     try:
         while await stream.read(1 << 16):
@@ -289,8 +289,8 @@ async def silent_from(stream: Any, kind: Any, cancel: Callable[[], object], ende
 
 
 @pytest.mark.parametrize("silent", ["relay", "peer behind it"])
-async def test_a_request_that_is_cancelled_leaves_no_stream_open(silent: str) -> None:
-    """A connection has 256 places for streams, and each that is left open keeps one for good."""
+async def test_a_cancelled_request_leaves_no_stream_open(silent: str) -> None:
+    """A connection allows 256 streams, and each stream that is left open counts for ever."""
     async with net() as those:
         home, asker = await those.peer(), await those.peer()
         await those.reserve(home)
@@ -315,7 +315,7 @@ async def test_a_request_that_is_cancelled_leaves_no_stream_open(silent: str) ->
             await ended.wait()
 
 
-async def test_frequent_and_banned_askers_are_refused() -> None:
+async def test_banned_peers_and_too_frequent_requests_are_rejected() -> None:
     async with net() as those:
         home = await those.peer()
         assert [await those.reserve(home) for _ in range(int(REQUESTS_AT_ONCE))] == [OK] * int(
@@ -331,7 +331,7 @@ async def test_frequent_and_banned_askers_are_refused() -> None:
 async def behind_nat(
     monkeypatch: pytest.MonkeyPatch, home: Any, *relays: Any, says: Callable[[], Outcome]
 ) -> AsyncIterator[Circuits]:
-    """Run the circuits of a host that knows these relays, and whose members answer in this way."""
+    """Run the circuits of a host that knows these relays. says: the members' answers to dial-backs."""
     for name, seconds in {
         "ASK_FIRST_S": 0.0,
         "ASK_AGAIN_S": 0.05,
@@ -363,7 +363,7 @@ async def behind_nat(
 async def test_refusing_relays_do_not_stop_requests_to_further_relays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The relays that we have known longest are full."""
+    """The two relays that the node knew first are full."""
     async with net() as free, net(reservations=0) as full:
         home, second = await full.peer(), await full.relay()
         relays = (full.host, second, free.host)
@@ -371,10 +371,10 @@ async def test_refusing_relays_do_not_stop_requests_to_further_relays(
             assert str(free.host.get_id()) in found.addresses()[0]
 
 
-async def test_a_relay_is_kept_while_members_cannot_say_whether_we_can_be_dialled(
+async def test_a_relay_is_kept_while_members_cannot_say_whether_the_node_can_be_dialled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They dial a few at a time, and refuse the rest."""
+    """Members dial back few nodes at a time, and refuse other requests."""
     said = [Outcome.NOT_REACHED]
 
     def says() -> Outcome:
@@ -388,24 +388,24 @@ async def test_a_relay_is_kept_while_members_cannot_say_whether_we_can_be_dialle
             assert found.addresses()
 
 
-async def test_a_node_that_changes_its_network_does_not_name_its_address_of_before(
+async def test_a_node_that_changed_its_network_does_not_name_its_old_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its offers and invitations would lead to the present owner of that address."""
+    """Otherwise its offers and invitations would lead to the new owner of that address."""
     said = [Outcome.NOT_REACHED]
     async with net() as those:
         home = await those.peer()
         async with behind_nat(monkeypatch, home, those.host, says=lambda: said[-1]) as found:
-            assert found.reached_at() == ""  # allowed because the relay is on loopback
+            assert found.reached_at() == ""  # the relay's address does not count, because it is on loopback
             said.append(Outcome.REACHED)
             await until(lambda: found.reached_at() == "/ip4/11.0.0.1/tcp/4001", SECONDS)
-            monkeypatch.setattr(circuits, "ASK_AGAIN_S", 600.0)  # nobody is asked for a while
+            monkeypatch.setattr(circuits, "ASK_AGAIN_S", 600.0)  # no further dial-back requests
             await trio.sleep(0.1)
             await home.disconnect(those.host.get_id())
             await until(lambda: not found.reached_at(), SECONDS)
 
 
-async def test_nobody_comes_in_through_a_relay_that_was_not_asked(nursery: trio.Nursery) -> None:
+async def test_connections_through_a_relay_without_a_reservation_are_rejected(nursery: trio.Nursery) -> None:
     (address,) = await nursery.start(real_engine("libp2p", 1).run)
     async with hostile_peer(address) as (stack, victim):
         stream = await stack.host.new_stream(victim, [STOP])
@@ -417,8 +417,8 @@ async def test_nobody_comes_in_through_a_relay_that_was_not_asked(nursery: trio.
             await receive(stream, StopMessage)
 
 
-async def test_a_relay_refuses_askers_that_come_through_a_relay() -> None:
-    """No address is known of such an asker."""
+async def test_a_relay_rejects_requests_that_come_through_a_relay() -> None:
+    """The address of such a peer is not known."""
     async with net() as those:
         home, asker = await those.peer(), await those.peer()
         inner = Relay(home, lambda peer: False, time.time)
@@ -429,7 +429,7 @@ async def test_a_relay_refuses_askers_that_come_through_a_relay() -> None:
         assert (await receive(hop, HopMessage)).status == StatusCode.PERMISSION_DENIED
 
 
-async def test_holes_are_punched_with_nobody_that_we_did_not_dial_through_a_relay() -> None:
+async def test_hole_punching_is_rejected_without_a_dial_through_a_relay() -> None:
     async with net() as those:
         peer = await those.peer()
         punching = HolePunching(
@@ -442,8 +442,8 @@ async def test_holes_are_punched_with_nobody_that_we_did_not_dial_through_a_rela
             await receive(stream, HolePunch)
 
 
-async def test_nobody_is_told_an_address_over_a_circuit() -> None:
-    """None is seen there. On `/p2p/<relay>/p2p-circuit` js-libp2p gives up, and never knows our protocols."""
+async def test_identify_over_a_circuit_states_no_observed_address() -> None:
+    """With `/p2p/<relay>/p2p-circuit`, js-libp2p gives up and never learns the node's protocols."""
     async with net() as those:
         home, asker = await those.peer(), await those.peer()
         await those.join(asker, home)
@@ -456,7 +456,7 @@ async def test_nobody_is_told_an_address_over_a_circuit() -> None:
 
 @dataclass
 class Follower:
-    """Answers hole punching as one at this address, which anybody can dial, and dials nobody."""
+    """Answers hole punching with this address, which can be dialled, but never dials."""
 
     address: Any
     begun: int = 0
@@ -471,7 +471,7 @@ class Follower:
 async def test_a_peer_that_came_through_a_relay_is_dialled_directly_if_possible(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    """Its listener waits for us to speak, and for one that dials us as well we would wait."""
+    """The peer does not dial, so a node that waited for the peer's dial would wait for ever."""
     monkeypatch.setattr(relay, "is_public", lambda host: True)
     async with net() as those:
         home, asker = await those.peer(), await those.peer()
@@ -486,7 +486,7 @@ async def test_a_peer_that_came_through_a_relay_is_dialled_directly_if_possible(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_node_that_does_not_know_its_address_yet_lets_the_peer_wait() -> None:
+async def test_hole_punching_waits_until_the_node_knows_its_address() -> None:
     known, asked = list[str](), trio.Event()
 
     def here() -> Sequence[str]:
@@ -508,7 +508,7 @@ async def test_a_node_that_does_not_know_its_address_yet_lets_the_peer_wait() ->
         assert [str(multiaddr.Multiaddr(address)) for address in said.ObsAddrs] == known
 
 
-def test_few_of_the_addresses_that_a_peer_names_are_dialled_and_none_that_is_not_public() -> None:
+def test_hole_punching_dials_only_a_few_public_addresses_that_a_peer_names() -> None:
     named = [
         "/ip4/11.0.0.2/tcp/22",
         "/ip4/192.168.1.1/tcp/4001",
@@ -524,8 +524,8 @@ def test_few_of_the_addresses_that_a_peer_names_are_dialled_and_none_that_is_not
 MENDED = "py-libp2p has fixed this: see whether its own can be used now (docs/p2p.md)"
 
 
-async def test_the_librarys_relay_is_still_not_to_be_used() -> None:
-    """One peer takes all places, in other peers' names."""
+async def test_the_librarys_relay_is_still_unusable() -> None:
+    """One peer can take all places in other peers' names."""
     async with net() as those:
         limits = TheirLimits(duration=60, data=1 << 20, max_circuit_conns=8, max_reservations=2)
         theirs = CircuitV2Protocol(those.host, limits, allow_hop=True)
@@ -537,8 +537,8 @@ async def test_the_librarys_relay_is_still_not_to_be_used() -> None:
             assert await those.reserve(home) is FULL, MENDED
 
 
-async def test_the_librarys_autonat_is_still_not_to_be_used() -> None:
-    """It says yes to any address of a peer that is connected: here one at which nothing listens."""
+async def test_the_librarys_autonat_is_still_unusable() -> None:
+    """The library's AutoNAT calls any address of a connected peer reachable, even without a listener."""
     async with net() as those:
         AutoNATService(those.host)
         status, address = await AutoNATService(peer := await those.peer()).query_server(

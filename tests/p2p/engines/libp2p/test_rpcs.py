@@ -1,4 +1,4 @@
-"""RPCs of GossipSub are given out whole; work that is begun and not finished is bounded in time."""
+"""Reading GossipSub RPCs: they arrive complete, and unfinished RPCs and checks are bounded."""
 
 from collections import Counter
 
@@ -59,7 +59,7 @@ async def rpc(stream: RpcStream) -> bytes:
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000, 10**6])
-async def test_rpcs_come_out_as_they_were_sent_however_they_are_cut(piece: int) -> None:
+async def test_rpcs_arrive_as_they_were_sent_however_they_are_split(piece: int) -> None:
     sent = [b"", b"a", bytes(127), bytes(128), b"b" * 20_000, b"c" * 5]
     incoming, stream = World().stream("a")
     written = b"".join(map(encode_varint_prefixed, sent))
@@ -71,14 +71,14 @@ async def test_rpcs_come_out_as_they_were_sent_however_they_are_cut(piece: int) 
         await rpc(stream)
 
 
-async def test_an_rpc_has_ten_seconds_from_its_first_byte_and_silence_has_no_end(
+async def test_an_rpc_must_arrive_within_ten_seconds_but_silence_is_not_limited(
     autojump_clock: MockClock,
 ) -> None:
     world = World()
     incoming, stream = world.stream("slow")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dribble, incoming)
-        assert await rpc(stream) == b"hello"  # after an hour without a word
+        assert await rpc(stream) == b"hello"  # after an hour of silence
         begun = trio.current_time()
         with pytest.raises(StreamReset):
             await rpc(stream)
@@ -104,10 +104,10 @@ async def test_an_rpc_over_the_limit_is_not_read(hostile: bytes) -> None:
     assert [peer for peer, _ in world.cut] == ["large"]
 
 
-async def test_new_messages_are_checked_in_turn_and_no_more_is_read_of_who_waits(
+async def test_checks_take_turns_and_a_waiting_connection_is_not_read(
     autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
-    """A crowd of connections of one group; one of another group waits for two turns at most."""
+    """A connection of another group than the crowd's waits for at most two turns."""
     world, checked = World(), Counter[str]()
     incoming, stream = world.stream("c0")
 
@@ -125,14 +125,14 @@ async def test_new_messages_are_checked_in_turn_and_no_more_is_read_of_who_waits
     await enter("9.0", "honest")
     assert trio.current_time() - since < 3 / CHECKS_PER_S
     assert await rpc(stream) == b"more" and checked["c0"] == 3 * CHECKS_BURST / 20
-    # Trio begins the tasks in any order, so c0 may have had a few turns more or less at once.
+    # Trio starts the tasks in any order, so c0 may have had a few more or fewer turns at the start.
     assert trio.current_time() - since > 1.5 * CHECKS_BURST / CHECKS_PER_S
 
 
 async def test_a_crowd_that_fills_the_check_queue_loses_its_own_messages(
     autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections with new keys bring 600 messages each, and are gone before one of these is checked."""
+    """Connections with new keys send 600 messages each, and end before one of the messages is checked."""
     monkeypatch.setattr(rpcs, "MAX_WAITING_BYTES", 10 * rpcs.TASK_BYTES)
     queue, checked = CheckQueue(), list[tuple[str, bool]]()
 
@@ -158,7 +158,7 @@ async def test_a_crowd_that_fills_the_check_queue_loses_its_own_messages(
 
 
 async def test_a_second_queue_for_a_neighbour_ends_the_task_of_the_first() -> None:
-    """The library makes two if two connections to a peer begin at once."""
+    """The library creates two queues if two connections to a peer begin at the same time."""
     queues, first, second = Queues(b"me"), RpcQueue(), RpcQueue()
     queues["peer"] = first
     queues["peer"] = second

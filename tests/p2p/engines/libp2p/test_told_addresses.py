@@ -1,6 +1,6 @@
-"""Blobs of authors that nobody connected to us knows: their offers carry their addresses.
+"""Fetching blobs from authors that no connected peer knows, by the addresses in their offers.
 
-Real members over loopback, without the DHT: in a swarm of thousands it names few of the authors.
+The members are real, on loopback, without the DHT, which names few of the authors in a swarm of thousands.
 """
 
 from contextlib import suppress
@@ -26,7 +26,7 @@ BLOB = pack(b"a rollout")
 
 @pytest.fixture(autouse=True)
 def an_internet_without_a_dht(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback counts as the internet."""
+    """Let loopback count as the internet, and turn the DHT off."""
     monkeypatch.setattr(discovery, "DHT_FIRST_S", 1e9)
     monkeypatch.setattr(addressbook, "only_here", lambda _: False)
     monkeypatch.setattr(circuits, "is_public", lambda _: True)
@@ -66,9 +66,8 @@ async def test_an_unknown_author_is_reached_by_the_address_in_its_offer(
     nursery.cancel_scope.cancel()
 
 
-async def test_unknown_authors_are_noted_at_a_limited_rate(nursery: trio.Nursery) -> None:
-    """Otherwise an attacker who makes keys would fill the address book, and have us dial the addresses it
-    names."""
+async def test_unknown_authors_are_recorded_at_a_limited_rate(nursery: trio.Nursery) -> None:
+    """Otherwise an attacker with many keys could fill the address book and choose the dialled addresses."""
     _, engine, _ = await started(nursery, 1)
     for n in range(2, 250):
         engine.told_of(Identity(bytes([n]) * 32).peer_id, f"/ip4/11.{n}.0.1/tcp/4001")

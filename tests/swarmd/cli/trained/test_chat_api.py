@@ -1,4 +1,4 @@
-"""OpenAI's chat API over a real socket, with tiny behind it."""
+"""OpenAI's chat API over a real socket, with the model tiny."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ async def served(
         nursery.cancel_scope.cancel()
 
 
-async def test_models_and_an_answer_of_the_newest_checkpoint(tmp_path: Path) -> None:
+async def test_the_api_lists_the_model_and_answers_with_the_latest_checkpoint(tmp_path: Path) -> None:
     renewed: list[int] = []
     async with served(tmp_path, renewed=renewed.append) as client:
         listed = (await client.get("/models")).json()["data"]
@@ -52,7 +52,7 @@ async def test_models_and_an_answer_of_the_newest_checkpoint(tmp_path: Path) -> 
         assert choice["message"] == {"role": "assistant", "content": said.text, "refusal": None}
         assert choice["finish_reason"] == "stop" and first["usage"]["prompt_tokens"] == 15
         save(open_policy("tiny"), tmp_path, 2)
-        # Parts of text, and fields that ask for nothing
+        # Content in parts, and fields with values that have no effect.
         again = GREEDY | {
             "messages": [{"role": "user", "content": [{"type": "text", "text": MESSAGES[0]["content"]}]}],
             "top_p": 1, "n": 1, "tools": [], "response_format": {"type": "text"}, "logit_bias": {},
@@ -64,7 +64,7 @@ async def test_models_and_an_answer_of_the_newest_checkpoint(tmp_path: Path) -> 
         assert renewed == [2]
 
 
-async def test_a_stream_has_the_same_answer_in_pieces(tmp_path: Path) -> None:
+async def test_a_streamed_answer_is_the_same_answer_in_pieces(tmp_path: Path) -> None:
     asked = GREEDY | {"stream": True, "stream_options": {"include_usage": True}}
     async with served(tmp_path) as client:
         whole = (await client.post("/chat/completions", json=GREEDY)).json()
@@ -130,7 +130,7 @@ USER = {"role": "user", "content": "x"}
         ({"web_search_options": {}}, "web_search_options", "cannot search"),
     ],
 )
-async def test_an_unsupported_field_is_refused_by_name(
+async def test_an_unsupported_field_is_rejected_by_name(
     api: ChatApi, change: dict[str, Any], field: str, why: str
 ) -> None:
     for stream in [False, True] * ("stream" not in change) or [False]:
@@ -139,7 +139,7 @@ async def test_an_unsupported_field_is_refused_by_name(
         assert said["error"]["message"].startswith(f"{field} has to be ") and why in said["error"]["message"]
 
 
-def test_every_field_has_words_for_its_error() -> None:
+def test_every_field_has_an_error_text() -> None:
     kinds = {
         "": chat_api._Completion,
         "messages[].": chat_api._Message,
@@ -156,7 +156,7 @@ async def test_malformed_requests_are_refused(api: ChatApi, body: bytes) -> None
     assert answer.status == 400 and re.match(r"(the request|messages) has to be ", message)
 
 
-async def test_a_conversation_that_is_too_long_is_refused(api: ChatApi) -> None:
+async def test_a_too_long_conversation_is_rejected(api: ChatApi) -> None:
     code, said = await asked(api, {"messages": [{"role": "user", "content": "x " * 2000}]})
     assert code == 400 and "context is 1,024" in said["error"]["message"]
 
@@ -175,7 +175,7 @@ async def test_a_conversation_that_is_too_long_is_refused(api: ChatApi) -> None:
         (dict.fromkeys(("n", "stop", "tools", "response_format", "stream", "max_tokens"), None), None),
     ],
 )
-async def test_a_field_without_effect_is_ignored_and_named(
+async def test_a_field_without_effect_is_ignored_and_logged_once(
     tmp_path: Path, change: dict[str, Any], names: str | None
 ) -> None:
     told: list[str] = []
@@ -186,7 +186,7 @@ async def test_a_field_without_effect_is_ignored_and_named(
             assert answer.headers.get("x-swarmd-ignored") == names
         stream = await client.post("/chat/completions", json=GREEDY | change | {"stream": True})
         assert stream.headers.get("x-swarmd-ignored") == names
-    assert told == ([names] if names else [])  # once
+    assert told == ([names] if names else [])  # logged once
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ async def asked(api: ChatApi, body: dict[str, Any]) -> tuple[int, dict[str, Any]
     return answer.status, json.loads(answer.body)
 
 
-async def test_who_may_ask(tmp_path: Path) -> None:
+async def test_requests_with_a_wrong_host_or_origin_or_a_bad_body_are_rejected(tmp_path: Path) -> None:
     rebound: dict[str, Any] = {"json": GREEDY, "headers": {"Host": "evil.example"}}
     refused: list[tuple[int, dict[str, Any]]] = [
         (403, {"json": GREEDY, "headers": {"Origin": "http://evil.example"}}),
@@ -221,7 +221,7 @@ async def test_who_may_ask(tmp_path: Path) -> None:
 
 
 class Full(TrainedModel):
-    """Finds the device full."""
+    """A model that raises an error as on a full device."""
 
     def _load(self, identity: Any) -> None:
         super()._load(identity)
@@ -232,20 +232,20 @@ def full(*_: object) -> None:
     raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-async def test_a_client_is_told_that_memory_is_short(tmp_path: Path) -> None:
+async def test_a_client_gets_an_error_if_memory_is_short(tmp_path: Path) -> None:
     why = "memory on cpu for 15 tokens and an answer of up to 16. Shorten"
     async with served(tmp_path, kind=Full) as client:
         answer = await client.post("/chat/completions", json=GREEDY)
         stream = await client.post("/chat/completions", json=GREEDY | {"stream": True})
     assert answer.status_code == 400 and why in answer.json()["error"]["message"]
-    # Its head was sent before.
+    # The stream's header was sent before the error.
     *_, event, done, end = stream.text.split("\n\n")
     assert (stream.status_code, done, end) == (200, "data: [DONE]", "")
     assert why in json.loads(event.removeprefix("data: "))["error"]["message"]
 
 
 class Overtaken(TrainedModel):
-    """Finds a newer checkpoint at the second request, while the first one waits for its answer."""
+    """A model that loads a newer checkpoint at the second request, while the first waits for its answer."""
 
     requests = 0
 
@@ -259,7 +259,7 @@ class Overtaken(TrainedModel):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_fingerprint_is_of_the_weights_that_answer(tmp_path: Path, stream: bool) -> None:
+async def test_the_fingerprint_belongs_to_the_weights_that_answered(tmp_path: Path, stream: bool) -> None:
     save(open_policy("tiny"), tmp_path, 1)
     api, seen = ChatApi(Overtaken(tmp_path, config("tiny")), anybody=True), list[str]()
 
@@ -279,7 +279,7 @@ async def test_the_fingerprint_is_of_the_weights_that_answer(tmp_path: Path, str
 
 
 class Counting(TrainedModel):
-    """Ends no answer by itself, and counts the pieces of text of each."""
+    """A model whose answers never end, and which counts the pieces of each answer."""
 
     counts: ClassVar[list[int]] = []
 

@@ -1,4 +1,4 @@
-"""The newest checkpoint's model answers as the policy that saved it."""
+"""The model of the latest checkpoint answers like the policy that saved it."""
 
 import json
 import random
@@ -37,7 +37,7 @@ def config(folder: Path | str, **model: Any) -> NodeConfig:
 
 
 @pytest.mark.parametrize("lora", ["off", "on"])
-def test_it_answers_as_the_policy_and_takes_up_a_newer_checkpoint(tmp_path: Path, lora: str) -> None:
+def test_the_model_answers_like_the_policy_and_loads_newer_checkpoints(tmp_path: Path, lora: str) -> None:
     folder, state = make_model(tmp_path / "model", "qwen3"), tmp_path / "state"
     policy = open_policy(folder, lora=lora, train={"learning_rate": 0.02})
     save(policy, state, 1)
@@ -48,12 +48,12 @@ def test_it_answers_as_the_policy_and_takes_up_a_newer_checkpoint(tmp_path: Path
     save(trained(policy), state, 3)
     assert model.renew() and model.round == 3
     now = policy.answer(QUESTION)
-    assert now != first, "the training changed nothing, so this test shows nothing"
+    assert now != first, "the training changed no answer, so this test shows nothing"
     assert model.answer(model.prompt(ASKED), AnswerSettings(0, 12)).text == now.text
 
 
-def test_a_device_that_is_full_is_told_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This is a GPU's usual state while a node trains on it."""
+def test_a_full_device_gives_a_message_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is usually full while a node trains on it."""
     save(open_policy("tiny"), tmp_path, 1)
 
     def full(_network: object, _device: object) -> None:
@@ -64,7 +64,7 @@ def test_a_device_that_is_full_is_told_with_a_remedy(tmp_path: Path, monkeypatch
         TrainedModel(tmp_path, config("tiny"))
 
 
-def test_an_answer_comes_in_pieces_and_ends_at_a_stop_or_the_limit(tmp_path: Path) -> None:
+def test_an_answer_is_given_in_pieces_and_ends_at_a_stop_text_or_the_limit(tmp_path: Path) -> None:
     policy = open_policy("tiny")
     save(policy, tmp_path, 1)
     model, pieces = TrainedModel(tmp_path, config("tiny")), list[str]()
@@ -73,11 +73,11 @@ def test_an_answer_comes_in_pieces_and_ends_at_a_stop_or_the_limit(tmp_path: Pat
     assert whole.ended and len(pieces) > 2 and "".join(pieces) == whole.text
     assert whole.text == policy.answer("What is 12 + 30?").text
     assert (whole.prompt_tokens, whole.tokens) == (len(prompt), len(pieces) + 1)
-    # Too little for float32.
+    # A temperature too small for float32.
     assert model.answer(prompt, AnswerSettings(1e-40)).text == whole.text
     cut = model.answer(prompt, AnswerSettings(0, tokens=2))
     assert not cut.ended and whole.text.startswith(cut.text)
-    # In the middle of a token, and over two of them: nothing of it is told
+    # The stop text is in the middle of a token, or spans two tokens; no part of it is given.
     for at in (3, 8):
         stop, told = whole.text[at : at + 4], list[str]()
         stopped = model.answer(prompt, AnswerSettings(0, stop=("never", stop)), told.append)
@@ -86,7 +86,7 @@ def test_an_answer_comes_in_pieces_and_ends_at_a_stop_or_the_limit(tmp_path: Pat
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_an_end_that_is_an_ordinary_token_is_no_part_of_the_answer(tmp_path: Path) -> None:
+def test_an_end_token_that_is_an_ordinary_token_is_not_part_of_the_answer(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", "qwen2")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(4, 262))}))
     policy = open_policy(folder)
@@ -103,7 +103,7 @@ def test_an_end_that_is_an_ordinary_token_is_no_part_of_the_answer(tmp_path: Pat
         (NO_SYSTEM_ROLE, "<|user|>be bad\n\none?<|assistant|>two<|user|>one?<|assistant|>"),
     ],
 )
-def test_a_conversation_has_the_trainings_system_prompt_unless_it_brings_one(
+def test_a_conversation_uses_the_trained_system_prompt_unless_it_has_one(
     tmp_path: Path, template: str, said: str
 ) -> None:
     folder = make_model(tmp_path / "model", "llama", chat_template=template)
@@ -116,6 +116,6 @@ def test_a_conversation_has_the_trainings_system_prompt_unless_it_brings_one(
         model.prompt([{"role": "user", "content": "x" * 128}])
 
 
-def test_without_a_checkpoint(tmp_path: Path) -> None:
+def test_without_a_checkpoint_there_is_a_message(tmp_path: Path) -> None:
     with pytest.raises(NothingSaved, match="swarmd join"):
         TrainedModel(tmp_path, config("tiny"))

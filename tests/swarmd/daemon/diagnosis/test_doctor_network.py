@@ -1,6 +1,6 @@
-"""`swarmd doctor network`: its conclusions from its findings, and its findings with real members on loopback.
+"""`swarmd doctor network`: conclusions from given findings, and findings with real members on loopback.
 
-Behind NAT, on a public address and with a forwarded port it is tried in tests/p2p/nat.
+tests/p2p/nat tests it behind NAT, on a public address and with a forwarded port.
 """
 
 import io
@@ -37,7 +37,7 @@ SILENT = {"address": BOOT, "answers": False, "says": "no answer within 5 s"}
 
 
 def survey(**other: Any) -> dict[str, Any]:
-    """Return the survey of a node behind NAT that nobody has tried to reach, with `other` changed."""
+    """Return the survey of a node behind NAT that no member has dialled back, with the changes `other`."""
     return {
         "schema": 1,
         "peer_id": "12D3KooWMe",
@@ -72,15 +72,15 @@ def about(diagnosis: Diagnosis, subject: str) -> str:
         ([], None),
         ([verdict("REACHED")], True),
         ([verdict("NOT_REACHED")], False),
-        ([verdict("NOT_REACHED"), verdict("REACHED")], True),  # one way in is a way in
+        ([verdict("NOT_REACHED"), verdict("REACHED")], True),  # one reachable address is enough
         ([verdict("REFUSED"), verdict("TRYING")], None),
-        ([verdict("REACHED", "192.168.2.10")], None),  # a neighbour's word does not hold for the internet
+        ([verdict("REACHED", "192.168.2.10")], None),  # from a neighbour only
         ([verdict("NOT_REACHED", "127.0.0.1")], None),
         ([verdict("REACHED", "192.168.2.10"), verdict("NOT_REACHED")], False),
         ([verdict("REACHED", None)], None),
     ],
 )
-def test_which_peers_count_as_peers_of_another_curriculum(
+def test_whether_a_node_is_reachable_follows_from_the_members_verdicts(
     verdicts: list[dict[str, Any]], reachable: bool | None
 ) -> None:
     assert diagnose(survey(verdicts=verdicts)).reachable is reachable
@@ -139,10 +139,10 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
             f"None on TCP port 43151, because another program uses this node's port {OWN_PORT} ->",
         ),
         (MOVED, "listening", "-> stop that program and restart this node, because its earlier invitations"),
-        (NAT | {"ports": [43151]}, "listening", "True on TCP port 43151"),  # it was told that port
+        (NAT | {"ports": [43151]}, "listening", "True on TCP port 43151"),  # the port was set
         (LOOPBACK, "summary", "not reachable from other machines"),
         (LOOPBACK, "listening", "only this machine can dial"),
-        (OFFLINE, "listening", "True on TCP port 4001"),  # it would listen to other nodes, had it a network
+        (OFFLINE, "listening", "True on TCP port 4001"),  # it would accept other nodes if it had a network
         (OFFLINE, "addresses", "this machine has none but loopback -> "),
         (
             {"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]},
@@ -177,7 +177,7 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
             "False the judge asks sapo-9 -> use another",
         ),
         ({"judge": {"cause": "", "remedy": ""}}, "judge", ""),
-        (NAT | {"relays": RELAYS}, "relay", f"through {BOOT} -> "),  # each once
+        (NAT | {"relays": RELAYS}, "relay", f"through {BOOT} -> "),  # each relay is named once
     ],
 )
 def test_each_survey_gives_its_findings(found: dict[str, Any], subject: str, said: str) -> None:
@@ -187,16 +187,16 @@ def test_each_survey_gives_its_findings(found: dict[str, Any], subject: str, sai
 
 
 NEAR = {"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]}
-# The facts that bring each cause, and the facts once its remedy was followed.
+# For each cause: facts that lead to it, and facts after its remedy was followed.
 CURES: list[tuple[Cause, dict[str, Any], dict[str, Any]]] = [
-    (isolation.DEAD, {"bootstrap": [SILENT]}, {"bootstrap": [ANSWERS]}),  # its address as it is now
+    (isolation.DEAD, {"bootstrap": [SILENT]}, {"bootstrap": [ANSWERS]}),  # the corrected address
     (isolation.LOOPBACK, LOOPBACK, {"listen": ["/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001"]}),
     (isolation.PORT_TAKEN, MOVED, {"ports": [OWN_PORT]}),  # the other program was stopped
     (isolation.PORT_TAKEN, MOVED, {"listen": ["/ip4/0.0.0.0/tcp/43151"]}),  # another port was set
     (isolation.BEHIND_ROUTER, NAT, {"verdicts": [verdict("REACHED")]}),  # the port was forwarded
     (isolation.BEHIND_FIREWALL, PUBLIC, {"verdicts": [verdict("REACHED")]}),  # the firewall lets it pass
     (isolation.NOT_FROM_NEAR, NEAR, {"verdicts": [verdict("REACHED", "192.168.2.10")]}),  # allowed
-    (isolation.NOBODY_DIALS, ALONE, ONE | {"verdicts": [verdict("REACHED")]}),  # it has met members
+    (isolation.NOBODY_DIALS, ALONE, ONE | {"verdicts": [verdict("REACHED")]}),  # members were found
     (isolation.NO_RELAY, NAT | {"bootstrap": []}, {"bootstrap": [ANSWERS]}),  # a bootstrap node was set
 ]
 
@@ -218,17 +218,17 @@ def test_a_cause_ends_when_its_remedy_is_followed(
     "facts, takes_part",
     [
         (ALONE | {"bootstrap": [SILENT]}, False),
-        ({"bootstrap": [SILENT]}, True),  # members were found in another way
+        ({"bootstrap": [SILENT]}, True),  # members were found without the bootstrap node
         (ALONE | {"bootstrap": [SILENT, ANSWERS]}, True),
-        (ALONE | {"bootstrap": []}, True),  # it may be the first one
+        (ALONE | {"bootstrap": []}, True),  # the node may be the first of its swarm
         (NAT, True),
     ],
 )
-def test_which_nodes_take_part(facts: dict[str, Any], takes_part: bool) -> None:
+def test_whether_a_node_takes_part_in_the_swarm(facts: dict[str, Any], takes_part: bool) -> None:
     assert diagnose(survey(**facts)).takes_part is takes_part
 
 
-def test_the_document_and_the_lines_say_the_same() -> None:
+def test_the_json_document_and_the_lines_have_the_same_content() -> None:
     found = survey(verdicts=[verdict("NOT_REACHED")])
     document, lines = diagnose(found).document(found), diagnose(found).lines()
     assert (document["schema"], document["reachable"], document["takes_part"], document["survey"]) == (
@@ -244,9 +244,7 @@ def test_the_document_and_the_lines_say_the_same() -> None:
     assert "trains alone" in no_network().summary
 
 
-async def test_a_node_that_has_left_by_itself_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_node_that_left_the_swarm_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def empty(*_: object) -> dict[str, Any]:
         return survey(peers={"connected": 0, "relayed": 0}, ports=[])
 
@@ -260,7 +258,7 @@ async def test_a_node_that_has_left_by_itself_says_why(
 
 
 @pytest.mark.net
-def test_a_member_is_started_for_the_survey_alone(
+def test_without_a_running_node_a_temporary_member_is_started_for_the_survey(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "libp2p")
@@ -278,7 +276,7 @@ def test_a_member_is_started_for_the_survey_alone(
         assert document["reachable"] is None and document["survey"]["peers"]["connected"] == 1
         [word] = document["survey"]["verdicts"]
         assert (word["by"], word["outcome"], word["seen_at"]) == (member.peer_id, "REACHED", "127.0.0.1")
-        assert not (tmp_path / "state").exists()  # nothing is left behind
+        assert not (tmp_path / "state").exists()  # no folder is left
 
         port = member.addresses[0].split("/")[4]
         taken = run(
@@ -296,10 +294,10 @@ def test_a_member_is_started_for_the_survey_alone(
 
 @pytest.mark.net
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_doctor_that_is_interrupted_leaves_nothing(
+def test_an_interrupted_doctor_leaves_no_files(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
-    """Least of all the folder with the key that it made for itself."""
+    """In particular, the folder with its temporary key is removed."""
 
     async def interrupted(*_: Any) -> Any:
         signal.raise_signal(by)
@@ -312,13 +310,15 @@ def test_the_doctor_that_is_interrupted_leaves_nothing(
     assert (said.code, said.out) == (130, "") and not list(tmp_path.glob("swarmd-*"))
 
 
-def test_the_doctor_without_a_network(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_doctor_says_so(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
     said = run("doctor", "network", "--state-dir", tmp_path / "state")
     assert said.code == 0 and "the node trains alone, as configured" in said.out
 
 
-def test_the_doctor_joins_the_remembered_swarm_and_flags_override_it(
+def test_the_doctor_uses_the_remembered_swarm_unless_flags_override_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[SwarmConfig] = []

@@ -1,4 +1,4 @@
-"""Every cause of hearing nobody has its line and its remedy."""
+"""Every cause of isolation has a message and a remedy."""
 
 import runpy
 from typing import Any
@@ -104,25 +104,25 @@ def test_each_set_of_facts_gives_its_cause_and_remedy(facts: dict[str, Any], cau
 @pytest.mark.parametrize(
     "facts",
     [
-        {"connected": 1, "companions": 1},  # its rounds may be long
-        # It did not name its tasks
+        {"connected": 1, "companions": 1},  # the companion's rounds may be long
+        # The peer did not name its tasks.
         {"connected": 1, "unknown": 1, "others": {"tiny-9": 3}},
-        # Frames from before the start
+        # Frames from before the start are normal.
         {"connected": 2, "companions": 1, "refused": {Reason.STALE: 9, Reason.BAD_SIGNATURE: 9}},
         {"connected": 2, "companions": 1, "refused": {Reason.OLD: 9}},
-        {"connected": 2, "companions": 1, "introduced": [LATE, EARLY]},  # they differ: it is another node's
+        {"connected": 2, "companions": 1, "introduced": [LATE, EARLY]},  # another node's clock is wrong
         {"connected": 2, "companions": 1, "introduced": [LATE, peer()]},
         {"connected": 2, "companions": 1, "introduced": [REFUSES, peer()]},
         {"connected": 2, "companions": 1, "introduced": [peer(doing="paused"), peer()]},
-        {"settled": False},  # not yet
+        {"settled": False},  # too soon to say
         {"settled": False, "bootstrap": [DEAD, LIVE]},
         {"settled": False, "bootstrap": [LIVE], "others": {"tiny-9": 3}},
-        {"heard": True, "introduced": [EARLY]},  # another one's frames are in time
+        {"heard": True, "introduced": [EARLY]},  # another node's frames have the right time
         {"heard": True, "introduced": [REFUSES]},
         {"heard": True, "bootstrap": [DEAD], "others": {"tiny-9": 3}},
     ],
 )
-def test_facts_that_may_be_normal_are_no_trouble(facts: dict[str, Any]) -> None:
+def test_facts_that_may_be_normal_are_not_reported(facts: dict[str, Any]) -> None:
     assert certain(Facts(name="main", curriculum="sapo-9", digest="ours", **facts)) is None
 
 
@@ -134,7 +134,7 @@ def test_facts_that_may_be_normal_are_no_trouble(facts: dict[str, Any]) -> None:
         {"heard": True, "introduced": [REFUSES] * 2},
     ],
 )
-def test_certain_causes_are_told_at_once(facts: dict[str, Any]) -> None:
+def test_certain_causes_are_reported_at_once(facts: dict[str, Any]) -> None:
     assert certain(Facts(name="main", curriculum="sapo-9", digest="ours", **facts)) is not None
 
 
@@ -145,7 +145,7 @@ def test_the_name_of_a_stranger_cannot_move_the_cursor() -> None:
     )
 
 
-def test_the_document_shows_the_table() -> None:
+def test_the_document_has_the_table_of_causes() -> None:
     """`scripts/tables causes` prints it."""
     table = runpy.run_path(str(ROOT / "scripts" / "tables"))["causes"]()
     assert "\n".join(table) in (ROOT / "docs" / "p2p.md").read_text()

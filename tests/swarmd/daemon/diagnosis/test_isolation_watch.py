@@ -1,6 +1,6 @@
-"""A node that is alone says why within half a minute, and nothing if all is well.
+"""The watch for isolation: a lonely node says why within half a minute, and a healthy node says nothing.
 
-The memory engine; its clock is trio's.
+The nodes use the memory engine and trio's clock.
 """
 
 import socket
@@ -40,7 +40,7 @@ def member(swarm: MemorySwarm, n: int, topic: Topic, also: Sequence[Topic] = ())
     return memory_member(swarm, Identity(bytes([n]) * 32), clock, topic=topic, also=also)
 
 
-shift = 0.0  # seconds by which this machine's clock was set
+shift = 0.0  # seconds by which this machine's clock is changed
 
 
 def clock() -> float:
@@ -48,7 +48,7 @@ def clock() -> float:
 
 
 def watched(play: Callable[[IsolationWatch, Roster, MemorySwarm], object], *bootstrap: str) -> None:
-    """play: an async function; it lives in a node of sapo-9."""
+    """Run an async function `play` in a node of the curriculum sapo-9 with a watch."""
 
     async def main() -> None:
         swarm, roster = MemorySwarm(), Roster()
@@ -65,7 +65,7 @@ def watched(play: Callable[[IsolationWatch, Roster, MemorySwarm], object], *boot
 
 @pytest.mark.skipif(
     subprocess.run(["unshare", "--user", "--net", "true"], capture_output=True).returncode != 0,
-    reason="no namespaces",
+    reason="needs network namespaces",
 )
 def test_a_machine_without_a_route_is_offline() -> None:
     program = "from swarmd.daemon.diagnosis.reachability_survey import is_offline; print(is_offline([]))"
@@ -77,7 +77,7 @@ def test_a_machine_without_a_route_is_offline() -> None:
     assert not is_offline([f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity(bytes(32)).peer_id}"])
 
 
-def test_being_alone_is_told_soon_and_silence_late() -> None:
+def test_being_alone_is_reported_soon_and_silence_only_later() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm) -> None:
         await trio.sleep(SETTLED_S - 3)
         assert watch.trouble is None
@@ -85,9 +85,9 @@ def test_being_alone_is_told_soon_and_silence_late() -> None:
         assert watch.trouble is not None and "you are the first here" in watch.trouble.cause
         other = member(swarm, 2, SAPO)
         await trio.sleep(15)
-        assert watch.trouble is None  # connected, and its rounds may be long
+        assert watch.trouble is None  # connected, and the peer's rounds may be long
         roster.heard(other.identity.peer_id, clock())
-        await trio.sleep(PATIENT_S + 100)  # it is heard for the first 150 s
+        await trio.sleep(PATIENT_S + 100)  # the peer is heard for the first 150 s
         assert watch.trouble is None
         await trio.sleep(100)
         assert watch.trouble is not None and "1 member connected, and none has shared" in watch.trouble.cause
@@ -95,10 +95,10 @@ def test_being_alone_is_told_soon_and_silence_late() -> None:
     watched(play)
 
 
-def test_a_node_among_other_curricula_is_told_so() -> None:
+def test_a_node_that_finds_only_other_curricula_says_so() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm) -> None:
         helper = member(swarm, 2, TINY, also=[SAPO])
-        # A memory swarm has no topics to count.
+        # A memory swarm has no topics, so the helper's answer is given here.
         helper.answers[PeerRequest.INTRODUCTION] = Introducer(
             helper.topics,
             lambda topic: 4 if topic == TINY else 1,
@@ -145,7 +145,7 @@ def introduced(
         ),
     ],
 )
-def test_nodes_that_all_refuse_or_run_another_version_are_told(
+def test_peers_that_all_refuse_or_have_another_version_are_reported(
     topic: Topic, refuses: bool, settled: float, said: str
 ) -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm) -> None:
@@ -166,21 +166,21 @@ def test_a_wrong_clock_is_reported_while_other_nodes_are_heard_too() -> None:
             roster.heard(other.identity.peer_id, clock())
         await trio.sleep(CALM_S + 5)
         assert watch.trouble is not None and "clock is 10 minutes behind all 3 peers" in watch.trouble.cause
-        # One that is asked first is too busy to answer
+        # A peer that is asked first is too busy to answer.
         first, *_ = whom_to_ask(watch.member, [])
         del next(other for other in others if other.identity.peer_id == first).answers[
             PeerRequest.INTRODUCTION
         ]
         await trio.sleep(CALM_S + 5)
         assert watch.trouble is not None and "clock is 10 minutes behind all 2 peers" in watch.trouble.cause
-        introduced(swarm, 5)  # one whose clock agrees with ours
+        introduced(swarm, 5)  # a peer whose clock agrees with this node's
         await trio.sleep(CALM_S + 5)
         assert watch.trouble is None
 
     watched(play)
 
 
-def test_a_clock_that_is_set_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_wrong_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm) -> None:
         for n in (2, 3):
             roster.heard(introduced(swarm, n).identity.peer_id, clock())
@@ -198,7 +198,7 @@ def test_a_clock_that_is_set_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 def test_a_peer_of_a_small_swarm_whose_connection_ended_is_no_longer_heard() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm) -> None:
         left = member(swarm, 2, SAPO).identity.peer_id
-        relayed = Identity(b"r" * 32).peer_id  # never connected to us
+        relayed = Identity(b"r" * 32).peer_id  # never connected to this node
         for _ in range(3):
             roster.heard(left, clock())
             roster.heard(relayed, clock())
@@ -206,7 +206,7 @@ def test_a_peer_of_a_small_swarm_whose_connection_ended_is_no_longer_heard() -> 
         swarm.partition([left])
         await trio.sleep(LEFT_S + 5)
         assert roster.present(clock()) == [relayed]
-        # When this node leaves, it hears nobody.
+        # After this node leaves, it hears no author.
         watch.member.leave()
         await trio.sleep(5)
         assert roster.present(clock()) == [] and watch.trouble is None
@@ -214,7 +214,7 @@ def test_a_peer_of_a_small_swarm_whose_connection_ended_is_no_longer_heard() -> 
     watched(play)
 
 
-def test_other_nodes_share_only_rollouts_that_this_node_cannot_use() -> None:
+def test_it_is_reported_if_other_nodes_share_only_unusable_rollouts() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm) -> None:
         other = member(swarm, 2, SAPO)
         watch.member.ignore(Reason.UNKNOWN_KIND)
@@ -229,7 +229,7 @@ def test_other_nodes_share_only_rollouts_that_this_node_cannot_use() -> None:
 
 def test_a_bootstrap_address_that_does_not_answer_is_named_until_it_does() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}/p2p/{Identity(b'b' * 32).peer_id}"
         short = address.partition("/p2p/")[0]
         dead = f"bootstrap address {short} does not answer: nothing listens on that port"

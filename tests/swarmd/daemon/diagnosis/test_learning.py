@@ -1,4 +1,4 @@
-"""Why nothing is learnt, from the lines of the last rounds."""
+"""The diagnosis of why nothing is learnt, made from the metrics of the last rounds."""
 
 from typing import Any
 
@@ -43,14 +43,16 @@ STATES = [
 
 
 @pytest.mark.parametrize(("state", "cause", "remedy"), STATES)
-def test_each_cause_is_told_with_its_remedy_and_a_sample(state: RoundLine, cause: str, remedy: str) -> None:
+def test_each_cause_is_reported_with_its_remedy_and_a_sample(
+    state: RoundLine, cause: str, remedy: str
+) -> None:
     found = trouble_of([state, state], MODEL, "The answer\n is  4")
     assert found is not None and cause in found.cause and remedy in found.remedy
     assert found.cause.startswith("nothing was learnt in the last 2 rounds: ")
     assert found.cause.endswith(", such as “The answer is 4”")
 
 
-def test_every_row_has_a_state_that_it_is_told_of() -> None:
+def test_every_row_of_the_table_has_a_state_that_triggers_it() -> None:
     remedies = [trouble_of([state, state], MODEL) for state, _, _ in STATES]
     shows = 'set model.examples = "on"'
     assert [found and found.remedy for found in remedies] == [
@@ -67,7 +69,7 @@ def test_every_row_has_a_state_that_it_is_told_of() -> None:
     ],
 )
 @pytest.mark.parametrize("cut", [0.0, 0.97])
-def test_a_remedy_for_the_form_is_a_setting_that_is_not_set(
+def test_a_remedy_for_the_form_is_a_setting_that_is_not_set_yet(
     asked: dict[str, Any], remedy: str, cut: float
 ) -> None:
     found = trouble_of([line(answers={"cut": cut, "in_form": 0.0})] * 2, replace(MODEL, **asked))
@@ -84,12 +86,12 @@ def test_a_remedy_for_the_form_is_a_setting_that_is_not_set(
         ({"answers": NONE, "reward_sum": 0.0}, ""),
     ],
 )
-def test_some_troubles_are_told_of_though_something_is_learnt(changes: dict[str, Any], cause: str) -> None:
+def test_some_causes_are_reported_although_something_is_learnt(changes: dict[str, Any], cause: str) -> None:
     found = trouble_of([line(trained=9, **changes)] * 2, MODEL)
     assert (found.cause if found else "") == cause
 
 
-def test_answers_that_are_cut_at_the_nodes_own_limit_are_no_trouble_unless_none_has_the_form() -> None:
+def test_truncated_answers_are_reported_only_if_none_has_the_form() -> None:
     own = {"cut": 0.9, "limit": 32.0}
     assert trouble_of([line(trained=9, answers=own)] * 2, MODEL) is None
     found = trouble_of([line(answers={**own, "in_form": 0.0})] * 2, MODEL)
@@ -97,8 +99,8 @@ def test_answers_that_are_cut_at_the_nodes_own_limit_are_no_trouble_unless_none_
     assert "raise generate.max_new_tokens" in found.remedy
 
 
-def test_short_rounds_are_taken_together_before_a_word_is_said() -> None:
-    """A model of a few rounds a second often has two in a row that teach nothing."""
+def test_short_rounds_are_combined_before_a_cause_is_reported() -> None:
+    """A model with a few rounds a second often has two rounds in a row that teach nothing."""
     short = line(seconds=0.1)
     assert lately([line(seconds=60.0)]) is None and lately([short] * 19) is None
     seen = lately([line(trained=9), *[short] * 25])

@@ -22,7 +22,7 @@ def kinds(of: PauseConditions, facts: MachineFacts, now: float = NOON) -> list[s
     return [each.kind for each in of.check(facts, now)]
 
 
-def test_by_default_a_battery_alone_pauses() -> None:
+def test_by_default_only_battery_power_causes_a_pause() -> None:
     busy = MachineFacts(on_battery=False, load=1.0, metered=True)
     unplugged = replace(busy, on_battery=True)
     for when, facts, found in (
@@ -34,13 +34,13 @@ def test_by_default_a_battery_alone_pauses() -> None:
         assert kinds(PauseConditions(when), facts) == found
 
 
-def test_unknown_facts_pause_nothing() -> None:
+def test_unknown_facts_cause_no_pause() -> None:
     everything = WhenConfig(metered="pause", load="10 %", gpu="10 %")
     assert kinds(PauseConditions(everything), MachineFacts()) == []
 
 
 @pytest.mark.parametrize("kind", ["load", "gpu"])
-def test_the_load_of_other_programs_ends_a_pause_only_after_some_quiet(kind: str) -> None:
+def test_a_pause_for_other_programs_load_ends_only_after_a_quiet_time(kind: str) -> None:
     conditions = PauseConditions(WhenConfig.model_validate({kind: "50 %"}))
 
     def found(share: float, after: float = 0.0) -> list[str]:
@@ -51,7 +51,7 @@ def test_the_load_of_other_programs_ends_a_pause_only_after_some_quiet(kind: str
     assert found(0.1, QUIET_S) == [] == found(0.1, QUIET_S + 1)
 
 
-def test_a_pause_for_the_hours_says_when_it_ends() -> None:
+def test_a_pause_outside_the_allowed_hours_says_when_it_ends() -> None:
     conditions = PauseConditions(WhenConfig(hours=("mon-fri 18:00-08:00",)))
     (pause,) = conditions.check(MachineFacts(), NOON)
     assert (
@@ -73,8 +73,8 @@ def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
 
 @pytest.mark.parametrize("step", [0.001, 0.05, 3.0, 40.0])  # CPU seconds of a step that cannot be interrupted
 @pytest.mark.parametrize("cores", [0.02, 0.5, 3.0])
-def test_the_cpu_share_is_kept_over_minutes_at_any_cost_of_a_step(cores: float, step: float) -> None:
-    """Four threads that compute whenever they may; the share is checked four times a second."""
+def test_the_cpu_share_is_kept_over_minutes_for_steps_of_any_length(cores: float, step: float) -> None:
+    """Four threads compute whenever they are allowed; the share is checked four times a second."""
     share, now, used, left_of_step, resting = CpuShare(cores, 0.0), 0.0, 0.0, 0.0, False
     seconds = max(600.0, 20 * step / cores)
     while now < seconds:
@@ -88,13 +88,13 @@ def test_the_cpu_share_is_kept_over_minutes_at_any_cost_of_a_step(cores: float, 
     assert 0.9 * cores <= used / seconds <= 1.08 * cores
 
 
-def test_idle_time_is_not_saved_up() -> None:
+def test_idle_time_is_not_credited() -> None:
     share = CpuShare(0.5, 0.0)
     share.spent(0.0, 3600.0)
-    assert share.spent(2.0, 3600.25)  # an hour of rest would allow this much; one second does not
+    assert share.spent(2.0, 3600.25)  # an hour of credit would allow this much; one second does not
 
 
-def test_a_month_of_bytes_ends_with_the_month() -> None:
+def test_the_monthly_byte_limit_starts_again_each_month() -> None:
     assert out_of_budget(None, 10**15, NOON) is None and out_of_budget(10**9, 10**9 - 1, NOON) is None
     spent = out_of_budget(10**9, 10**9, NOON)
     assert (

@@ -1,6 +1,4 @@
-"""The guest decides: pauses and their ends, the causes that `resume` overrides, restarts, the CPU share, and
-the month's bytes.
-"""
+"""Decisions of the guest: pauses and their ends, `resume`, restarts, the CPU share, the monthly bytes."""
 
 import os
 import threading
@@ -51,7 +49,7 @@ class Swarm:
 
 
 class Played:
-    """A guest in simulated surroundings."""
+    """A guest with simulated conditions."""
 
     def __init__(self, folder: Path, clock: Clock | None = None, **sections: Any) -> None:
         self.clock, self.meter, self.swarm, self.traffic = clock or Clock(), Meter(), Swarm(), Traffic()
@@ -80,7 +78,7 @@ class Played:
         return [each.kind for each in self.guest.pauses]
 
 
-def test_a_condition_pauses_and_its_end_goes_on(tmp_path: Path) -> None:
+def test_a_condition_pauses_the_node_and_its_end_resumes_it(tmp_path: Path) -> None:
     node = Played(tmp_path, when={"hours": ()})
     assert node.see(on_battery=False) == [] and not node.told
     assert node.see(on_battery=True) == ["battery"] == node.see(on_battery=True)
@@ -95,8 +93,8 @@ def test_a_condition_pauses_and_its_end_goes_on(tmp_path: Path) -> None:
     assert resume == link.Resume()
 
 
-def test_our_own_process_that_the_meter_finds_late_is_no_other_program(tmp_path: Path) -> None:
-    """A trainer that starts takes the machine's only core; the meter searches each 5 s."""
+def test_the_nodes_own_new_process_does_not_count_as_another_program(tmp_path: Path) -> None:
+    """A starting trainer uses the machine's only core; the meter looks for new processes each 5 s."""
     busy = iter([5.0 * search for search in range(9)])
     probes = Probes(WhenConfig(load="50 %"), NvidiaGpus(list, lambda: None))
     probes._load = LoadProbe(lambda: Times(next(busy), 0, 0, 0, 0, 0, 0))
@@ -111,17 +109,17 @@ def test_our_own_process_that_the_meter_finds_late_is_no_other_program(tmp_path:
     assert loads == [None] * 9 + [0.0] * 11
 
 
-async def test_the_load_is_taken_at_the_moment_of_our_own_last_measurement(
+async def test_the_machines_load_is_measured_together_with_the_nodes_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """With a share of the CPU our load is counted four times a second, and the machine's once."""
+    """With a CPU share, the node's load is measured four times a second, and the machine's once."""
     node, looks = Played(tmp_path, limits={"cpu": "50 %"}), list[tuple[int, bool]]()
     counts = 0
 
     def read(now: float) -> Usage:
         nonlocal counts
         counts += 1
-        node.meter.found_at = now - counts % 3  # it searches at every third
+        node.meter.found_at = now - counts % 3  # the meter looks for processes at every third measurement
         return Usage(0.1)
 
     def measure(_now: float, ours: float | None) -> MachineFacts:
@@ -138,7 +136,7 @@ async def test_the_load_is_taken_at_the_moment_of_our_own_last_measurement(
     assert all(known == (count % 3 == 0) for count, known in looks) and len(looks) > 5
 
 
-async def test_a_timed_pause_ends_by_itself_and_outlasts_a_restart(tmp_path: Path) -> None:
+async def test_a_timed_pause_ends_by_itself_and_survives_a_restart(tmp_path: Path) -> None:
     node = Played(tmp_path)
     until = node.clock.now + 7200
     assert (await node.guest.on_pause({"until": until}))["until"] == until
@@ -148,14 +146,14 @@ async def test_a_timed_pause_ends_by_itself_and_outlasts_a_restart(tmp_path: Pat
     again = Played(tmp_path, node.clock)
     assert again.see() == ["user"] and isinstance(again.told[0], link.Pause)
     again.told.clear()
-    again.guest.tell_again()  # to a trainer that has just started
+    again.guest.tell_again()  # for a trainer that has just started
     assert isinstance(again.told[0], link.Pause)
     node.clock.now = until
     assert again.see() == [] and again.told[-1] == link.Resume()
     assert Played(tmp_path, node.clock).see() == []
 
 
-async def test_energy_is_the_whole_devices_while_it_trains(
+async def test_energy_counts_the_whole_device_but_only_during_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, watts = Played(tmp_path), [300.0, None]
@@ -165,8 +163,8 @@ async def test_energy_is_the_whole_devices_while_it_trains(
     assert node.guest.usage.total.energy_wh == pytest.approx(300 * 12 / 3600) and not watts
 
 
-async def test_a_pause_of_weeks_names_its_last_day(tmp_path: Path) -> None:
-    """A weekday alone would be read as the next one."""
+async def test_a_pause_of_weeks_is_shown_with_its_last_date(tmp_path: Path) -> None:
+    """A weekday alone would be read as the next such day."""
     node = Played(tmp_path)
     for days, form in ((0.001, "at %H:%M"), (6, "at %a %H:%M"), (7, "at %Y-%m-%d %H:%M")):
         until = node.clock.now + days * 86_400
@@ -174,7 +172,7 @@ async def test_a_pause_of_weeks_names_its_last_day(tmp_path: Path) -> None:
         assert node.guest.pauses[0].ends == datetime.fromtimestamp(until).strftime(form)
 
 
-async def test_a_pause_without_an_end_outlasts_a_restart_until_resumed(tmp_path: Path) -> None:
+async def test_a_pause_without_an_end_survives_restarts_until_resumed(tmp_path: Path) -> None:
     await Played(tmp_path).guest.on_pause({})
     node = Played(tmp_path)
     node.clock.now += 40 * 86_400
@@ -185,7 +183,7 @@ async def test_a_pause_without_an_end_outlasts_a_restart_until_resumed(tmp_path:
     assert node.guest.pauses == [] and Played(tmp_path).see() == []
 
 
-async def test_a_pause_that_cannot_be_kept_or_forgotten_is_said(tmp_path: Path) -> None:
+async def test_a_pause_that_cannot_be_saved_or_removed_gives_a_message(tmp_path: Path) -> None:
     node = Played(tmp_path)
     (tmp_path / "pause.json").mkdir()
     assert "Is a directory): the pause ends with the node" in (await node.guest.on_pause({}))["warning"]
@@ -195,7 +193,7 @@ async def test_a_pause_that_cannot_be_kept_or_forgotten_is_said(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("until", ["18:00", -5, 0, True, [], float("nan"), float("inf"), 1e300])
-async def test_a_pause_that_makes_no_sense_is_refused(tmp_path: Path, until: Any) -> None:
+async def test_an_invalid_pause_is_rejected(tmp_path: Path, until: Any) -> None:
     node = Played(tmp_path)
     with pytest.raises(SwarmdError, match="within a year"):
         await node.guest.on_pause({"until": until})
@@ -205,7 +203,7 @@ async def test_a_pause_that_makes_no_sense_is_refused(tmp_path: Path, until: Any
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'{"until": "x"}', b'{"until": 1e999}', b'{"until": 1e12}', b"\xff", b"[" * 99_999]
 )
-def test_a_damaged_pause_file_means_no_pause(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_pause_file_counts_as_no_pause(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pause.json").write_bytes(content)
     assert Played(tmp_path).see() == []
 
@@ -213,7 +211,7 @@ def test_a_damaged_pause_file_means_no_pause(tmp_path: Path, content: bytes) -> 
 async def test_unknown_conditions_are_reported_once_after_a_check(tmp_path: Path) -> None:
     node = Played(tmp_path, when={"metered": "pause"})
     await node.guest.on_pause({})
-    assert not node.said  # nobody has looked yet
+    assert not node.said  # the conditions were not checked yet
     node.see()
     node.see()
     assert len(node.said) == 1 and "when.metered has no effect" in node.said[0]
@@ -222,19 +220,19 @@ async def test_unknown_conditions_are_reported_once_after_a_check(tmp_path: Path
     assert not seeing.said
 
 
-async def test_resume_ignores_the_present_pause_cause_until_it_has_ended(tmp_path: Path) -> None:
+async def test_resume_ignores_the_current_cause_of_the_pause_until_it_ends(tmp_path: Path) -> None:
     node = Played(tmp_path, when={"metered": "pause"})
     await node.guest.on_pause({})
     assert node.see(on_battery=True, metered=True) == ["user", "battery", "metered"]
     assert (await node.guest.on_resume({}))["ended"] == ["battery", "metered", "user"]
     assert (node.see(on_battery=True, metered=True), node.see(on_battery=True, metered=False)) == ([], [])
-    assert node.see(on_battery=True, metered=True) == ["metered"]  # it had ended, and holds again
+    assert node.see(on_battery=True, metered=True) == ["metered"]  # ended, then true again
     assert node.see(on_battery=False, metered=False) == [] and node.see(on_battery=True, metered=False) == [
         "battery"
     ]
 
 
-def test_a_metered_network_is_left_and_training_goes_on(tmp_path: Path) -> None:
+def test_on_a_metered_network_the_node_leaves_the_swarm_and_keeps_training(tmp_path: Path) -> None:
     node = Played(tmp_path)
     assert node.see(metered=True) == [] and node.swarm.left == [True] and not node.told
     assert "metered" in node.guest.away[0].cause and "left the swarm" in node.said[0]
@@ -246,7 +244,7 @@ def test_a_metered_network_is_left_and_training_goes_on(tmp_path: Path) -> None:
     assert share.swarm.left == []
 
 
-def test_the_cpu_share_makes_the_trainer_rest_and_go_on(tmp_path: Path) -> None:
+def test_the_cpu_share_lets_the_trainer_rest_and_continue(tmp_path: Path) -> None:
     node = Played(tmp_path, limits={"cpu": "1 %"})
     node.meter.spent = 5.0
     node.clock.now += 0.25
@@ -260,7 +258,7 @@ def test_the_cpu_share_makes_the_trainer_rest_and_go_on(tmp_path: Path) -> None:
     assert node.guest.usage.total.cpu_seconds == 5.0
 
 
-async def test_the_months_bytes_end_at_the_byte_and_begin_again_with_the_month(tmp_path: Path) -> None:
+async def test_the_monthly_bytes_are_exact_and_start_again_each_month(tmp_path: Path) -> None:
     node = Played(tmp_path, limits={"month": "10 MB"})
     for _ in range(2000):
         node.traffic.count(up=2_000, down=4_000)
@@ -274,8 +272,8 @@ async def test_the_months_bytes_end_at_the_byte_and_begin_again_with_the_month(t
     node.see()
     assert node.swarm.left == [True]
     node.guest.ledger.save()
-    assert (await node.guest.on_resume({}))["ended"] == [], "more bytes are not to be had by asking"
-    again = Played(tmp_path, node.clock, limits={"month": "10 MB"})  # it does not even knock
+    assert (await node.guest.on_resume({}))["ended"] == [], "`resume` must not allow more bytes"
+    again = Played(tmp_path, node.clock, limits={"month": "10 MB"})  # it does not even connect
     assert again.swarm.left == [True]
     node.clock.now = away.until
     again.see()
@@ -284,8 +282,8 @@ async def test_the_months_bytes_end_at_the_byte_and_begin_again_with_the_month(t
     assert again.swarm.left == [True, False, True]
 
 
-def test_restarts_do_not_stretch_the_months_bytes(tmp_path: Path) -> None:
-    """Killed ten times, each time just before the ledger would be saved."""
+def test_restarts_do_not_extend_the_monthly_bytes(tmp_path: Path) -> None:
+    """The node is killed ten times, each time just before the ledger would be saved."""
     clock, moved = Clock(), 0
     for _ in range(11):
         node = Played(tmp_path, clock, limits={"month": "100 MB"})
@@ -316,10 +314,10 @@ async def test_the_node_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "usage.json").exists()
 
 
-async def test_the_hours_follow_the_machines_present_time_zone(
+async def test_the_allowed_hours_follow_the_machines_current_time_zone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process keeps the zone that it started in."""
+    """By default, a process keeps the time zone in which it started."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     node = Played(tmp_path, when={"hours": ("12:00-14:00",)})
@@ -339,7 +337,7 @@ async def test_the_hours_follow_the_machines_present_time_zone(
 
 
 @pytest.mark.parametrize(("quotas", "rests"), [([], False), ([2.0], True)])
-def test_the_cpu_share_is_of_a_containers_quota(
+def test_the_cpu_share_is_relative_to_a_containers_quota(
     quotas: list[float], rests: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 64)
@@ -351,10 +349,10 @@ def test_the_cpu_share_is_of_a_containers_quota(
     assert (node.told == [link.Pause(brief=True)]) is rests
 
 
-def test_help_to_other_nodes_is_counted_over_restarts(tmp_path: Path) -> None:
-    for used in (5, 2):  # of each run
+def test_rollouts_used_by_other_nodes_are_counted_across_restarts(tmp_path: Path) -> None:
+    for used in (5, 2):  # the number in each run
         node = Played(tmp_path)
-        for node.helped in (used - 1, used, used, 0):  # those who used them may be forgotten
+        for node.helped in (used - 1, used, used, 0):  # 0, because the peers that used them may be forgotten
             node.guest.count()
         node.guest.ledger.save()
     assert node.guest.usage.total.helped == 7

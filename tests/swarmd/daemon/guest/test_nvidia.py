@@ -1,4 +1,4 @@
-"""NVML's figures of the node's GPUs: by its documented functions, and on a real GPU if there is one."""
+"""NVML's figures of the node's GPUs, with simulated figures and on a real GPU if there is one."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Used = Sequence[tuple[int, int, int]]  # pid, µs, percent
 
 
 class Nvml:
-    """The functions of nvidia-ml-py that are called, over figures. Its errors are the real ones."""
+    """Stands in for nvidia-ml-py with given figures; it raises the package's real errors."""
 
     NVMLError, NVML_SUCCESS = pynvml.NVMLError, pynvml.NVML_SUCCESS
     NVML_ERROR_NOT_FOUND = pynvml.NVML_ERROR_NOT_FOUND
@@ -51,7 +51,7 @@ class Nvml:
     def nvmlDeviceGetMigMode(self, gpu: Any) -> list[int]:  # noqa: N802
         if gpu.mig is None:
             raise self.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return [gpu.mig, 1 - gpu.mig]  # now, and after a reset
+        return [gpu.mig, 1 - gpu.mig]  # the current mode, and the mode after a reset
 
 
 def gpus(nvml: Nvml) -> NvidiaGpus:
@@ -65,11 +65,11 @@ def test_the_load_of_other_programs_is_read_from_the_nodes_gpu() -> None:
     found = gpus(nvml)
     assert (found.used_by_others(), found.watts()) == (0.25, 75.0)
     nvml.gpus[1].used += [(GAME, 7, 10), (GAME, 8, 40)]
-    assert found.used_by_others() == 0.4  # the newest sample
-    assert found.used_by_others() == 0.0  # nothing since
+    assert found.used_by_others() == 0.4  # the load in the latest sample
+    assert found.used_by_others() == 0.0  # no sample since
 
 
-def test_of_several_gpus_the_busiest_by_other_programs_counts() -> None:
+def test_with_several_gpus_the_largest_load_of_other_programs_counts() -> None:
     both = [{"contexts": [TRAINER], "used": [(GAME, 1, share)], "mW": 50_000} for share in (10, 30)]
     found = gpus(Nvml(*both))
     assert (found.used_by_others(), found.watts()) == (0.3, 100.0)
@@ -82,7 +82,7 @@ def test_of_several_gpus_the_busiest_by_other_programs_counts() -> None:
             "contexts": [GAME],
             "used": [(GAME, 1, 99)],
             "mW": 1,
-        },  # the node trains elsewhere, or in a container
+        },  # the node trains on another GPU, or in a container
         {"contexts": [TRAINER], "used": None},  # WSL
     ],
 )
@@ -91,7 +91,7 @@ def test_unknown_figures_are_none(gpu: Mapping[str, Any]) -> None:
     assert (found.used_by_others(), found.watts()) == (None, None)
 
 
-def test_without_a_driver_nothing_is_told() -> None:
+def test_without_a_driver_there_are_no_figures() -> None:
     def fails() -> Any:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
@@ -100,19 +100,19 @@ def test_without_a_driver_nothing_is_told() -> None:
     assert not found.tells_use()
 
 
-def test_whether_anything_will_be_told_is_known_before_the_node_uses_a_gpu() -> None:
-    """WSL and MIG tell nothing; an idle card has no sample yet."""
+def test_whether_figures_are_available_is_known_before_training() -> None:
+    """WSL and MIG give no figures; an idle GPU has no sample yet."""
     mute, idle = {"used": None}, {"used": []}
     assert [gpus(Nvml(*each)).tells_use() for each in ([mute], [idle], [mute, idle])] == [False, True, True]
 
 
-def test_the_power_of_all_slices_of_a_card_is_not_the_nodes() -> None:
+def test_the_power_of_a_gpu_in_slices_is_not_reported_as_the_nodes() -> None:
     slices, whole = ({"contexts": [TRAINER], "mW": 50_000, "mig": mig} for mig in (1, 0))
     assert [gpus(Nvml(*each)).watts() for each in ([slices], [whole], [slices, whole])] == [None, 50.0, 50.0]
 
 
 @pytest.mark.gpu
-def test_a_real_gpu_tells() -> None:
+def test_a_real_gpu_gives_figures() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs CUDA")

@@ -1,4 +1,4 @@
-"""A real trainer is paused again and again, at any point of its rounds, and loses none of them."""
+"""A real trainer is paused many times, at any point of its rounds, and loses no round."""
 
 import json
 import math
@@ -23,7 +23,7 @@ PAUSES = 60
 
 
 class PausedTrainer:
-    """A trainer process with a guest whose facts the test plays."""
+    """A trainer process with a guest whose facts the test sets."""
 
     def __init__(self, folder: Path, config: NodeConfig) -> None:
         folder.mkdir()
@@ -78,7 +78,7 @@ async def test_pauses_lose_no_round(tmp_path: Path) -> None:
                 await paused.until("training")
             paused.guest.decide(MachineFacts(on_battery=True))
             await paused.until("paused")
-            paused.child.stop()  # while it is paused: the round is finished, and saved
+            paused.child.stop()  # stopped while paused, so the round is finished and saved
         rounds = len(paused.lines())
         assert [line["round"] for line in paused.lines()] == list(
             range(1, rounds + 1)
@@ -86,5 +86,5 @@ async def test_pauses_lose_no_round(tmp_path: Path) -> None:
         whole = config.model_copy(update={"round": config.round.model_copy(update={"rounds": rounds})})
         unpaused = PausedTrainer(tmp_path / "unpaused", whole)
         await unpaused.child.run()
-    assert unpaused.lines() == paused.lines()  # every round went on from the point of its pause
+    assert unpaused.lines() == paused.lines()  # every round continued at the point of its pause
     assert rounds >= 3

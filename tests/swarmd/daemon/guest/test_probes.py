@@ -1,6 +1,6 @@
-"""The platform's facts: battery, load, metered network.
+"""Probes of the platform: battery, load, metered network.
 
-The platform's answers are played.
+The platform's answers are simulated.
 """
 
 import os
@@ -30,7 +30,7 @@ def hangs(command: Sequence[str]) -> str:
     raise subprocess.TimeoutExpired(command, 2.0)
 
 
-def test_the_battery_is_read() -> None:
+def test_battery_power_is_recognised() -> None:
     assert on_battery(lambda: None) is None and on_battery(lambda: Battery(50, 100, None)) is None
     assert (
         on_battery(lambda: Battery(50, 100, False)) is True
@@ -48,8 +48,8 @@ def test_a_metered_network_is_recognised(answer: str, found: bool | None) -> Non
     assert metered(lambda _: answer) is found and metered(missing) is None and metered(hangs) is None
 
 
-def test_the_load_leaves_out_our_own() -> None:
-    """Four cores for ten seconds: 22 busy, 12 of them by this node."""
+def test_the_load_of_other_programs_excludes_the_nodes_own() -> None:
+    """Of four cores in ten seconds, 22 core-seconds were busy, 12 of them by this node."""
     answers = iter(
         [Times(100, 0, 10, 500, 5, 0, 0), Times(118, 0, 14, 515, 8, 0, 0), Times(118, 0, 14, 515, 8, 0, 0)]
     )
@@ -58,8 +58,8 @@ def test_the_load_leaves_out_our_own() -> None:
     assert probe(1.0) is None  # no time has passed
 
 
-def test_other_programs_take_no_more_than_all_cores_after_rounding() -> None:
-    """At `when.load = "100 %"` a machine at work would else be paused for ever."""
+def test_the_load_of_other_programs_never_exceeds_100_percent() -> None:
+    """Otherwise a busy machine with `when.load = "100 %"` would be paused for ever."""
     answers = iter(
         [
             Times(54982.3, 610.84, 9937.91, 27811.71, 0, 0, 0),
@@ -68,17 +68,17 @@ def test_other_programs_take_no_more_than_all_cores_after_rounding() -> None:
     )
     probe = LoadProbe(lambda: next(answers))
     assert probe(0.0) is None
-    found = probe(0.0)  # Python 3.11 adds up more than there is, later ones do not
+    found = probe(0.0)  # in Python 3.11 the sum exceeds the total
     assert found is not None and found <= 1.0 and found == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
     ("others", "ours", "left"), [(9.7, 0.3, 0.06), (5.0, 5.0, None), (3.0, 0.3, None), (9.7, 0.0, 0.0)]
 )
-def test_how_little_of_a_core_other_programs_leave_is_told(
+def test_the_smallest_free_share_of_a_core_is_reported(
     monkeypatch: pytest.MonkeyPatch, others: float, ours: float, left: float | None
 ) -> None:
-    """Two cores, looked at each 5 s for a minute."""
+    """Two cores are measured each 5 s for a minute."""
     monkeypatch.setattr("psutil.cpu_count", lambda: 2)
     probes, look = Probes(WhenConfig(battery="train", metered="share"), NO_GPUS, run), count()
     busy = others + ours
@@ -87,7 +87,7 @@ def test_how_little_of_a_core_other_programs_leave_is_told(
     assert told[:-1] == [None] * CROWDED_LOOKS and told[-1] == (left if left is None else pytest.approx(left))
 
 
-def test_no_needless_probe_runs_and_a_setting_without_effect_is_reported() -> None:
+def test_only_needed_probes_run_and_a_setting_without_effect_is_reported() -> None:
     asked: list[Sequence[str]] = []
 
     def run(command: Sequence[str]) -> str:
@@ -98,7 +98,7 @@ def test_no_needless_probe_runs_and_a_setting_without_effect_is_reported() -> No
     assert quiet.measure(0.0, 0.0) == MachineFacts() and not asked and not list(quiet.unknown(MachineFacts()))
     probes = Probes(WhenConfig(metered="pause", gpu="30 %"), NO_GPUS, run)
     assert [probes.measure(now, 0.0).metered for now in (0.0, 1.0, 9.0)] == [True] * 3
-    # It starts a program: every ten seconds
+    # This probe starts a program, so it runs only every ten seconds.
     assert len([command for command in asked if "Metered" in command]) == 1
     assert [note.partition(" ")[0] for note in probes.unknown(MachineFacts())] == [
         "when.gpu",

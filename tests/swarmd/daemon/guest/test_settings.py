@@ -1,4 +1,4 @@
-"""Amounts with units, hours of the week, and limits that contradict each other."""
+"""Settings of the guest: amounts with units, hours of the week, and contradicting limits."""
 
 from datetime import datetime
 from pathlib import Path
@@ -49,7 +49,7 @@ WRONG = {
 @pytest.mark.parametrize(
     "text", [pytest.param(text, marks=[pytest.mark.p2pd] * ("hivemind" in text)) for text in WRONG]
 )
-def test_a_wrong_setting_is_named_with_its_error(tmp_path: Path, text: str) -> None:
+def test_the_message_about_a_wrong_setting_names_it_and_its_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "node.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=WRONG[text]) as found:
@@ -57,7 +57,7 @@ def test_a_wrong_setting_is_named_with_its_error(tmp_path: Path, text: str) -> N
     assert str(file) in str(found.value) and len(str(found.value).splitlines()) == 1
 
 
-def test_guest_settings_come_from_file_and_environment(tmp_path: Path) -> None:
+def test_guest_settings_are_read_from_file_and_environment(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('limits.cpu = "25 %"\nwhen.hours = ["mon-fri 18:00-08:00", "sat-sun"]\n')
     assert load(file, {}, {}).when.hours == ("mon-fri 18:00-08:00", "sat-sun")
@@ -76,23 +76,25 @@ NIGHT, WEEKEND = window("mon-fri 18:00-08:00"), window("sat-sun")
 @pytest.mark.parametrize(
     "moment, open_then, next_one",
     [
-        ("2026-11-23 07:59", False, "2026-11-23 18:00"),  # a Monday: Sunday's night is not in it
+        ("2026-11-23 07:59", False, "2026-11-23 18:00"),  # a Monday; Sunday night is not allowed
         ("2026-11-23 12:00", False, "2026-11-23 18:00"),
         ("2026-11-23 18:00", True, None),
         ("2026-11-24 07:59", True, None),
         ("2026-11-24 08:00", False, "2026-11-24 18:00"),
-        ("2026-11-28 07:00", True, None),  # Friday's night, and Saturday
+        ("2026-11-28 07:00", True, None),  # Friday night and Saturday are allowed
         ("2026-11-29 23:59", True, None),
     ],
 )
-def test_hours_of_the_week(moment: str, open_then: bool, next_one: str | None) -> None:
+def test_the_node_may_run_only_in_the_allowed_hours_of_the_week(
+    moment: str, open_then: bool, next_one: str | None
+) -> None:
     now, windows = datetime.fromisoformat(moment), [NIGHT, WEEKEND]
     assert is_open(windows, now) is open_then
     if next_one:
         assert next_opening(windows, now) == datetime.fromisoformat(next_one)
 
 
-def test_days_may_wrap_around_the_week() -> None:
+def test_a_range_of_days_may_wrap_around_the_week() -> None:
     assert (
         window("sat-mon").days == {5, 6, 0}
         and window("Mon,wed 1:00-2:00").days == {0, 2}

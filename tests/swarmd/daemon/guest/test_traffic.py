@@ -1,4 +1,4 @@
-"""The bytes of real connections are counted, limited in their rate, and end with the month's budget."""
+"""The bytes of real connections are counted, limited in rate, and stop at the monthly budget."""
 
 import os
 from typing import Any
@@ -21,18 +21,18 @@ REAL = [
 ]
 
 
-async def test_a_rate_is_kept_by_all_connections_together(autojump_clock: Any) -> None:
+async def test_a_rate_limit_holds_for_all_connections_together(autojump_clock: Any) -> None:
     traffic = Traffic(up=1000.0, down=None)
     begun = trio.current_time()
     async with trio.open_nursery() as nursery:
         for size in (10, 5000, 1, 989, 4000):
             nursery.start_soon(traffic.sending.wait, size)
             nursery.start_soon(traffic.reading.wait, 10**9)
-    # One second's bytes go at once; the last piece, half as large, goes into debt.
+    # The bytes of one second pass at once; the last piece, half as large, goes into debt.
     assert 8.5 <= trio.current_time() - begun <= 9.1
 
 
-async def test_a_cancelled_waiter_holds_nobody_up(autojump_clock: Any) -> None:
+async def test_a_cancelled_waiter_does_not_block_other_waiters(autojump_clock: Any) -> None:
     traffic = Traffic(up=1000.0)
     with trio.move_on_after(5):
         await traffic.sending.wait(10**6)
@@ -41,8 +41,8 @@ async def test_a_cancelled_waiter_holds_nobody_up(autojump_clock: Any) -> None:
     assert trio.current_time() - begun < 1.5
 
 
-async def test_a_gate_is_shared_in_turn_and_survives_those_that_leave(autojump_clock: Any) -> None:
-    """Claims of one machine come and go, the serving one among them."""
+async def test_a_rate_gate_is_shared_in_turn_despite_cancelled_claims(autojump_clock: Any) -> None:
+    """Claims of one machine are added and cancelled, also the claim that is being served."""
     gate = RateGate(1000.0)
 
     async def come_and_go(n: int) -> None:
@@ -61,7 +61,7 @@ async def test_a_gate_is_shared_in_turn_and_survives_those_that_leave(autojump_c
 
 
 @pytest.mark.parametrize("name", REAL)
-async def test_the_bytes_that_two_nodes_move_are_counted(name: str, nursery: trio.Nursery) -> None:
+async def test_the_bytes_between_two_nodes_are_counted(name: str, nursery: trio.Nursery) -> None:
     giving, taking = Traffic(), Traffic()
     giver = real_engine(name, 1, GIVES, traffic=giving)
     [address, *_] = await nursery.start(giver.run)
@@ -81,7 +81,7 @@ async def test_the_bytes_that_two_nodes_move_are_counted(name: str, nursery: tri
 
 @pytest.mark.net
 @pytest.mark.parametrize("limits", [{"up": 200_000.0}, {"down": 200_000.0}])
-async def test_libp2p_keeps_its_rate_and_its_first_connection(
+async def test_libp2p_keeps_to_its_rate_limit_and_keeps_its_connection(
     limits: dict[str, float], nursery: trio.Nursery
 ) -> None:
     limited, free = Traffic(**limits), Traffic()
@@ -91,7 +91,7 @@ async def test_libp2p_keeps_its_rate_and_its_first_connection(
     await nursery.start(taker.run)
 
     def connections() -> list[float]:
-        """Return the times of the connections, as both ends see them."""
+        """Return the start times of the connections, as both ends see them."""
         return [peer.connected_at for engine in (giver, taker) for peer in engine.peers()]
 
     first = await until(lambda: found if len(found := connections()) == 2 else None, SECONDS, every=0.001)
@@ -104,7 +104,9 @@ async def test_libp2p_keeps_its_rate_and_its_first_connection(
 
 
 @pytest.mark.parametrize("name", REAL)
-async def test_a_member_leaves_with_its_last_byte_and_comes_back(name: str, nursery: trio.Nursery) -> None:
+async def test_a_member_leaves_when_its_bytes_are_used_up_and_returns_later(
+    name: str, nursery: trio.Nursery
+) -> None:
     traffic = Traffic()
     other = real_member(name, 1)
     [address, *_] = await nursery.start(other.run)
@@ -119,7 +121,7 @@ async def test_a_member_leaves_with_its_last_byte_and_comes_back(name: str, nurs
         return member.away and not member.peers()
 
     await until(gone, SECONDS, every=0.02)
-    # p2pd's bytes are counted twice a second; other engines count each read
+    # p2pd's bytes are counted twice a second; other engines count each read.
     more = 2_000_000 if name == "hivemind" else 2**16
     assert 500_000 <= traffic.up + traffic.down - at <= 500_000 + more
     member.publish("rollouts", b"nobody hears it")
@@ -131,7 +133,7 @@ async def test_a_member_leaves_with_its_last_byte_and_comes_back(name: str, nurs
     await heard(other, member)
 
 
-async def test_a_member_that_has_left_before_it_runs_opens_nothing(nursery: trio.Nursery) -> None:
+async def test_a_member_that_left_before_its_start_opens_no_connection(nursery: trio.Nursery) -> None:
     swarm, runs, listens = MemorySwarm(), list[str](), list[Any]()
     member = memory_member(swarm, 1, Clock())
     run = member.engine.run

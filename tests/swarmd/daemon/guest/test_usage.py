@@ -1,4 +1,4 @@
-"""The costs of a node are counted by day, by month and in all, and survive restarts and damage."""
+"""A node's usage is counted by day, by month and in total, and survives restarts and damage."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ DAY = 86_400.0
 ONE = Usage(10.0, None, 1000, 2000, 4096, 3)
 
 
-def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
+def test_amounts_are_counted_for_the_day_the_month_and_in_total(tmp_path: Path) -> None:
     clock = Clock()
     ledger = UsageLedger(tmp_path / "usage.json", clock)
     ledger.add(ONE)
@@ -35,18 +35,18 @@ def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
     assert cost_words(today) == "0.2 CPU minutes, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written"
 
 
-def test_the_document_has_each_figure() -> None:
+def test_the_document_describes_each_figure() -> None:
     document = (ROOT / "docs" / "guest.md").read_text()
     missing = [name for name in Usage.__struct_fields__ if f"`{name}`" not in document]
     assert not missing, f"add rows to the table of docs/guest.md: {missing}"
 
 
-def test_saved_usage_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_saved_usage_is_restored_after_a_restart(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "usage.json"
     ledger = UsageLedger(path, clock)
     ledger.add(ONE)
     ledger.save_where_due()
-    # The ledger is written after a minute, or once it holds more than the given bytes.
+    # The ledger is written after a minute, or after more than the given number of bytes.
     assert not path.exists()
     ledger.save_where_due(bytes_at_most=2999)
     assert UsageLedger(path, clock).report() == ledger.report()
@@ -81,7 +81,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
     assert UsageLedger(path, Clock()).report() == ledger.report()
 
 
-def test_a_full_disk_loses_nothing_that_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_no_counted_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = UsageLedger(tmp_path / "usage.json", Clock())
     ledger.add(ONE)
     with monkeypatch.context() as full:
@@ -93,7 +93,7 @@ def test_a_full_disk_loses_nothing_that_is_counted(tmp_path: Path, monkeypatch: 
     assert UsageLedger(tmp_path / "usage.json", Clock()).report().total.cpu_seconds == 10.0
 
 
-def test_the_meter_counts_children_those_that_ended_too() -> None:
+def test_the_meter_also_counts_children_that_have_ended() -> None:
     meter = ProcessMeter(0.0)
     burn = "import time\nwhile time.process_time() < 0.4: pass\n"
     subprocess.run([sys.executable, "-c", burn], check=True)
@@ -109,7 +109,7 @@ def test_the_meter_counts_children_those_that_ended_too() -> None:
         first = meter.read(1.0 + FIND_EVERY_S).cpu_seconds
         assert first > 0.35
         running.communicate(b"\n")
-        second = meter.read(1.5 + FIND_EVERY_S).cpu_seconds  # it is its parent's now, and not counted again
+        second = meter.read(1.5 + FIND_EVERY_S).cpu_seconds  # not counted again with its parent's
         assert second < 0.3 + sum(psutil.Process().cpu_times()[:2]) - us
     finally:
         running.kill()

@@ -1,6 +1,6 @@
 """The control API over a real socket.
 
-Requests, answers, and the caller's errors when nobody is there.
+The tests cover requests, answers, and the caller's errors if no node runs.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ async def ask(state_dir: Path, operation: str, **arguments: Any) -> dict[str, An
     return await trio.to_thread.run_sync(lambda: call(state_dir, operation, dict, **arguments))
 
 
-async def test_a_disk_that_fails_at_any_step_is_told_at_the_start_and_ends_no_node(tmp_path: Path) -> None:
+async def test_a_disk_failure_is_reported_at_the_start_and_ends_no_running_node(tmp_path: Path) -> None:
     for step in itertools.count(1):
         (state_dir := tmp_path / f"step-{step}").mkdir()
         started = False
@@ -85,8 +85,8 @@ async def test_a_disk_that_fails_at_any_step_is_told_at_the_start_and_ends_no_no
     assert step > 6
 
 
-async def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) -> None:
-    state_dir = tmp_path / ("very-long-name" * 8) / "state"  # deeper than a socket's path may be
+async def test_a_request_is_answered_and_the_socket_is_private(tmp_path: Path) -> None:
+    state_dir = tmp_path / ("very-long-name" * 8) / "state"  # longer than a socket's path may be
     async with running(state_dir) as path:
         assert await ask(state_dir, "status", a=[1]) == {"schema": 1, "got": {"a": [1]}}
         assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
@@ -98,7 +98,7 @@ async def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) 
         await ask(state_dir, "status")
 
 
-async def test_a_temporary_folder_too_deep_for_a_socket_is_passed_over(
+async def test_a_temporary_folder_with_a_too_long_path_is_not_used_for_the_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("x" * 100)
@@ -108,7 +108,7 @@ async def test_a_temporary_folder_too_deep_for_a_socket_is_passed_over(
         assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-async def test_refusals_reach_the_caller_and_an_internal_error_does_not_stop_the_node(tmp_path: Path) -> None:
+async def test_errors_reach_the_caller_and_an_internal_error_does_not_stop_the_node(tmp_path: Path) -> None:
     async with running(tmp_path):
         with pytest.raises(SwarmdError, match="The trainer is gone") as refused:
             await ask(tmp_path, "pause")
@@ -135,7 +135,7 @@ NO_REQUESTS = [
 ]
 
 
-async def test_a_malformed_request_is_refused_and_the_next_is_answered(tmp_path: Path) -> None:
+async def test_a_malformed_request_is_rejected_and_the_next_is_answered(tmp_path: Path) -> None:
     async with running(tmp_path) as path:
         for line in NO_REQUESTS:
             with trio.fail_after(TIMEOUT_S):
@@ -145,7 +145,7 @@ async def test_a_malformed_request_is_refused_and_the_next_is_answered(tmp_path:
             assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-async def test_more_connections_than_there_is_room_for_are_closed_and_the_room_comes_back(
+async def test_excess_connections_are_closed_and_places_become_free_again(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as path:
@@ -160,7 +160,7 @@ async def test_more_connections_than_there_is_room_for_are_closed_and_the_room_c
                 break
 
 
-async def test_a_node_that_may_open_no_more_files_answers_once_it_may(tmp_path: Path) -> None:
+async def test_a_node_without_free_file_descriptors_answers_once_it_has_one(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with running(tmp_path) as path:
         with socket.socket(socket.AF_UNIX) as caller:
@@ -173,7 +173,7 @@ async def test_a_node_that_may_open_no_more_files_answers_once_it_may(tmp_path: 
         assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-async def test_the_files_of_a_killed_node_mean_not_running(tmp_path: Path) -> None:
+async def test_after_a_kill_the_left_files_count_as_not_running(tmp_path: Path) -> None:
     left = tmp_path / "swarmd-left"
     left.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
@@ -185,7 +185,7 @@ async def test_the_files_of_a_killed_node_mean_not_running(tmp_path: Path) -> No
         assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-async def test_a_copy_of_a_running_nodes_folder_leaves_that_node_alone(tmp_path: Path) -> None:
+async def test_commands_on_a_copy_of_a_running_nodes_folder_do_not_reach_the_node(tmp_path: Path) -> None:
     async with running(tmp_path / "node") as path:
         shutil.copytree(tmp_path / "node", tmp_path / "copy")
         with pytest.raises(NotRunning):
@@ -196,14 +196,14 @@ async def test_a_copy_of_a_running_nodes_folder_leaves_that_node_alone(tmp_path:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"socket": 3}', '{"socket": "/nowhere"}', "\udcff"])
-def test_an_unreadable_run_file_means_not_running(tmp_path: Path, content: str) -> None:
+def test_an_unreadable_run_file_counts_as_not_running(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(NotRunning):
         call(tmp_path, "status", dict)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a connection is refused")
-def test_a_node_that_stands_still_is_not_said_to_start(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such a connection")
+def test_a_hanging_node_is_not_reported_as_starting(tmp_path: Path) -> None:
     with (
         StateFolder.open(tmp_path),
         socket.socket(socket.AF_UNIX) as listener,
@@ -212,7 +212,7 @@ def test_a_node_that_stands_still_is_not_said_to_start(tmp_path: Path) -> None:
         listener.bind(str(tmp_path / "control"))
         listener.listen(0)
         (tmp_path / "run.json").write_text(json.dumps({"socket": str(tmp_path / "control")}))
-        # Those who asked before, and were not accepted either.
+        # Fill the queue of connections that were not accepted yet.
         with pytest.raises(BlockingIOError):
             while True:
                 earlier = held.enter_context(socket.socket(socket.AF_UNIX))
@@ -222,7 +222,7 @@ def test_a_node_that_stands_still_is_not_said_to_start(tmp_path: Path) -> None:
             call(tmp_path, "status", dict, timeout=0.1)
 
 
-def test_waiting_for_the_owner_to_go(tmp_path: Path) -> None:
+def test_a_command_can_wait_until_the_node_has_ended(tmp_path: Path) -> None:
     state = StateFolder.open(tmp_path)
     assert not wait_until_gone(tmp_path, 0.1)
     with pytest.raises(Unreachable, match=r"starting or stopping.*`kill` and the number in .*lock"):

@@ -4,7 +4,7 @@ from swarmd.daemon.local_api.roster import FIRST_SILENCE_S, MAX_AUTHORS, MAX_SIL
 A, B = PeerId("a"), PeerId("b")
 
 
-def test_an_author_is_gone_a_while_after_its_last_frame_and_a_slow_one_later() -> None:
+def test_an_author_counts_as_gone_after_a_silence_that_depends_on_its_pace() -> None:
     roster = Roster()
     for second in range(100):
         roster.heard(A, float(second))
@@ -15,7 +15,7 @@ def test_an_author_is_gone_a_while_after_its_last_frame_and_a_slow_one_later() -
     assert (roster.present(99.0 + MIN_SILENCE_S + 5.0), roster.present(99.0 + 240.0)) == ([B], [])
 
 
-def test_nobody_is_heard_for_longer_than_the_limit() -> None:
+def test_no_author_counts_as_present_beyond_the_limit() -> None:
     roster = Roster()
     for hour in range(20):
         roster.heard(A, 3600.0 * hour)
@@ -25,18 +25,18 @@ def test_nobody_is_heard_for_longer_than_the_limit() -> None:
     )
 
 
-def test_an_author_with_an_offer_each_25_minutes_is_heard_all_the_time_from_its_second_on() -> None:
-    """This happens in a swarm of three hundred, or if a round takes twenty minutes on a CPU."""
+def test_an_author_that_offers_every_25_minutes_stays_present_from_its_second_offer_on() -> None:
+    """Offers are so rare in a swarm of three hundred nodes, or if a round takes twenty minutes on a CPU."""
     roster = Roster()
     for offer in range(8):
         roster.heard(A, 1500.0 * offer)
         assert (roster.present(1500.0 * offer + 1495.0) == [A]) is (offer > 0)
-    for second in range(20):  # its rounds are short now
+    for second in range(20):  # now the author's rounds are short
         roster.heard(A, 11_000.0 + second)
     assert roster.present(11_019.0 + 100.0) == []
 
 
-def test_a_crowd_of_names_pushes_out_only_its_own() -> None:
+def test_a_crowd_of_names_displaces_only_its_own_members() -> None:
     roster = Roster()
     roster.heard(A, 0.0)
     roster.useful(A, "gcd")
@@ -44,22 +44,22 @@ def test_a_crowd_of_names_pushes_out_only_its_own() -> None:
         roster.heard(PeerId(f"crowd {name}"), 1.0)
         roster.bad(PeerId(f"crowd {name}"))
     assert len(roster) == MAX_AUTHORS and roster.present(1.0)[0] == A
-    for name in range(2 * MAX_AUTHORS):  # names that were of use are bounded too
+    for name in range(2 * MAX_AUTHORS):  # useful authors are bounded, too
         roster.heard(PeerId(f"useful {name}"), 2.0)
         roster.useful(PeerId(f"useful {name}"), "gcd")
     assert len(roster) <= MAX_AUTHORS and roster.get(A) is None
     roster.heard(A, 3.0)
-    assert roster.present(3.0)[-1] == A  # newcomers still find room
+    assert roster.present(3.0)[-1] == A  # newcomers still get a place
 
 
-def test_reports_of_unknown_authors_are_forgotten() -> None:
+def test_reports_about_unknown_authors_are_dropped() -> None:
     roster = Roster()
     roster.bad(A)
     roster.useful(A, "gcd")
     assert len(roster) == 0 and roster.get(A) is None
 
 
-def test_an_author_that_left_is_not_heard_until_it_sends_again() -> None:
+def test_an_author_that_left_is_not_present_until_it_sends_again() -> None:
     roster = Roster()
     for peer in (A, B):
         roster.heard(peer, 1000.0)

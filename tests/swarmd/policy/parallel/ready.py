@@ -1,4 +1,4 @@
-"""A worker that says it is ready and does nothing: `python -m tests.swarmd.policy.parallel.ready FD`."""
+"""A worker that reports ready and does nothing: `python -m tests.swarmd.policy.parallel.ready FD`."""
 
 from swarmd.policy.parallel.messages import Begin, WorkerReady
 from swarmd.policy.parallel.worker import WorkerLink, run

@@ -1,4 +1,4 @@
-"""Updates by several trainer processes: the same as by one."""
+"""Updates by several trainer processes are the same as by one process."""
 
 import os
 import random
@@ -29,7 +29,7 @@ def row(prompt: int, length: int) -> Row:
     return Row((prompt,) * 10, (7,) * length, 1.0, None, 0.1)
 
 
-def test_rows_are_dealt_by_whole_prompts_and_about_the_same_tokens() -> None:
+def test_rows_are_divided_by_whole_prompts_with_about_equal_tokens() -> None:
     rng = random.Random(1)
     for ranks in (1, 2, 3, 8):
         rows = [row(prompt, rng.randint(1, 40)) for prompt in range(12) for _ in range(rng.randint(1, 8))]
@@ -38,7 +38,7 @@ def test_rows_are_dealt_by_whole_prompts_and_about_the_same_tokens() -> None:
             id(r) for share in shares for r in share
         )
         holders: list[set[tuple[int, ...]]] = [{r.prompt for r in share} for share in shares]
-        assert sum(map(len, holders)) == 12, "no prompt twice"
+        assert sum(map(len, holders)) == 12, "a prompt was given to two ranks"
         largest = max(packed_tokens([r for r in rows if r.prompt == p]) for p in {r.prompt for r in rows})
         loads = [packed_tokens(share) for share in shares]
         assert max(loads) - min(loads) <= largest
@@ -51,7 +51,7 @@ def test_there_may_be_fewer_prompts_than_ranks() -> None:
 def test_the_timeout_of_an_update_is_set_by_its_public_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """torch 2.14 has one, and warns at each trainer's start if the old one is used."""
+    """torch 2.14 has a public name, and warns at each trainer's start if the old name is used."""
     told = list[object]()
     monkeypatch.setattr(data_parallel.c10d, "set_timeout", told.append, raising=False)
     monkeypatch.setattr(data_parallel.c10d._world, "group_count", 0)
@@ -60,7 +60,7 @@ def test_the_timeout_of_an_update_is_set_by_its_public_name(
     assert told == [data_parallel.UPDATE_TIMEOUT]
 
 
-def test_no_gradient_waits_for_another_ones_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_summed_without_waiting_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     done = list[str]()
 
     class Sum:
@@ -81,7 +81,7 @@ def test_no_gradient_waits_for_another_ones_sum(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("other", "alike"), [("RTX 3060", True), ("RTX 4090", False)])
-def test_weights_are_compared_on_gpus_of_one_kind(
+def test_weights_are_compared_only_on_gpus_of_the_same_kind(
     other: str, alike: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[UpdateShare] = []
@@ -93,9 +93,8 @@ def test_weights_are_compared_on_gpus_of_one_kind(
     assert [share.check for share in said] == [alike]
 
 
-def test_ranks_that_have_met_find_each_other_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By NCCL they do, at their first sum; in a new file torch would look for the other ranks' words for
-    ever."""
+def test_ranks_that_met_once_can_meet_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NCCL, ranks meet again at their first sum; with a new file torch would wait for ever."""
     stores: list[Any] = []
 
     def join(meeting: str, *_: object) -> None:
@@ -112,7 +111,7 @@ def test_ranks_that_have_met_find_each_other_again(tmp_path: Path, monkeypatch: 
 
 
 def batches(policy: LanguagePolicy, count: int) -> list[list[Scored]]:
-    """Return batches of local and external answers, of uneven lengths; one rollout has no gradient."""
+    """Return batches of local and external answers with different lengths; one rollout has no gradient."""
     found = []
     for number in range(count):
         questions = [f"What is {n} + {number}?" for n in range(4)]
@@ -136,12 +135,12 @@ TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two C
 @pytest.mark.slow
 @pytest.mark.net
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, TWO_GPUS])])
-def test_two_trainers_take_the_steps_of_one_until_a_rank_is_lost(
+def test_two_trainers_make_the_same_steps_as_one_until_a_rank_is_lost(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every step's weights are compared on both ranks bit for bit (check_every=1).
+    """The weights of both ranks are compared bit for bit after every step (check_every=1).
 
-    By gloo, and by NCCL with a device for each.
+    The test uses gloo, and NCCL with a device for each rank.
     """
     config = NodeConfig.model_validate({"model": {"name": "tiny", "device": device}})
     alone, shared = LanguagePolicy.open(config, 1), LanguagePolicy.open(config, 1)
@@ -182,11 +181,11 @@ def test_two_trainers_take_the_steps_of_one_until_a_rank_is_lost(
             reports = alone.update(batch), shared.update(batch)
             assert trainers.alive == 2 and shared.version == alone.version == number + 1
             assert [r.tokens for r in reports] == [reports[0].tokens] * 2
-            # After the first step the weights differ by rounding, some 2e-6 a step, and another processor
-            # rounds otherwise.
+            # After the first step the weights differ by rounding, about 2e-6 a step; other processors round
+            # differently.
             assert reports[1].loss == pytest.approx(reports[0].loss, abs=1e-6 if number == 0 else 1e-5)
             assert reports[1].entropy == pytest.approx(reports[0].entropy, rel=1e-4)
-            if number == 0:  # later ones start from weights that differ by rounding
+            if number == 0:  # later steps start from weights that differ by rounding
                 assert float((gradients["one"] - gradients["two"]).abs().max()) <= 1e-6 * max(
                     1.0, float(gradients["one"].norm())
                 )
@@ -199,7 +198,7 @@ def test_two_trainers_take_the_steps_of_one_until_a_rank_is_lost(
             shared.update(second)
     monkeypatch.setattr(data_parallel.c10d._world, "group_count", 0)
     lost(alone, first)
-    # Adam makes a step of nearly its rate, 3e-4, of a gradient that is nothing but rounding: a few weights
-    # may differ by that.
+    # For a gradient that is only rounding, Adam makes a step of nearly its rate, 3e-4, so a few weights may
+    # differ by that much.
     assert float(apart.mean()) < 1e-7 and float(apart.max()) < 3e-4
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,4 @@
-"""Generator processes next to rounds, on the tiny model; and the queue between them, which keeps the
-books."""
+"""Generator processes that run in parallel to rounds, on the tiny model, and the queue between them."""
 
 import itertools
 import os
@@ -34,7 +33,7 @@ def config(**sections: Any) -> NodeConfig:
 
 
 def scored(task: Task, answers: Generation, round_number: int) -> Scored:
-    """Return the rollout with rewards that always teach something: the learning does not matter here."""
+    """Return the rollout with rewards that always give an advantage; learning does not matter here."""
     rewards = tuple(float(i % 2) for i in range(len(answers.completions)))
     return Scored(
         Rollout(task.ref, answers.completions, ME), task.question, rewards, round_number, answers.tokens
@@ -43,7 +42,7 @@ def scored(task: Task, answers: Generation, round_number: int) -> Scored:
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path) -> None:
+def test_two_generators_switch_to_newer_weights_within_an_answer(tmp_path: Path) -> None:
     settings = config(generate={"max_new_tokens": 64}, workers={"generators": 2})
     policy, tasks, rng = LanguagePolicy.open(settings, 1), CurriculumTasks(TINY_9), random.Random(1)
     with open_workers(settings, policy, 1, tmp_path, lambda count: tasks.draw(count, rng)) as crew:
@@ -56,7 +55,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
             taken = crew.generators.collect()
             assert len(taken) == 2
             versions = [v for _, answers in taken for v in answers.tokens.versions if v]
-            assert all(list(v) == sorted(v) for v in versions), "weights never become older"
+            assert all(list(v) == sorted(v) for v in versions), "a generator went back to older weights"
             assert all(max(v) <= policy.version for v in versions)
             within = within or any(len(set(v)) > 1 for v in versions)
             batch = [scored(task, answers, 1) for task, answers in taken]
@@ -74,7 +73,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
         crew.generators.collect()
         there = crew.generators.flow.finished
         assert not crew.generators.wait(there + 5, 0.5), (
-            "two answers of each were on their way when they heard of it, at most"
+            "more than two answers of each generator used older weights"
         )
         crew.generators.rest(False)
         assert crew.generators.wait(2, TIMEOUT_S)
@@ -92,9 +91,7 @@ def flow() -> Iterator[QuestionQueue]:
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(
-    flow: QuestionQueue, tmp_path: Path
-) -> None:
+def test_a_generator_that_fails_ends_the_run_with_its_reason(flow: QuestionQueue, tmp_path: Path) -> None:
     begin = Begin(config(model={"name": "/no/such/model"}).model_dump_json(), 1, str(tmp_path), 1)
     with (
         Generators(
@@ -112,7 +109,7 @@ def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(
 @pytest.mark.net
 def test_a_generator_that_dies_ends_the_run(flow: QuestionQueue, tmp_path: Path) -> None:
     begin = Begin("", 1, str(tmp_path), 1)
-    no_worker = "swarmd.policy.parallel.messages"  # ends at once
+    no_worker = "swarmd.policy.parallel.messages"  # a module that ends at once
     with (
         Generators(1, lambda _: WorkerProcess(no_worker, begin, {}), flow, lambda: None) as working,
         pytest.raises(GeneratorLost, match=r"generator 0 ended \(exit 0\)"),
@@ -124,7 +121,7 @@ def test_a_generator_that_dies_ends_the_run(flow: QuestionQueue, tmp_path: Path)
 def test_errors_while_drawing_questions_are_raised_in_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the folder that contains `tests`
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # so that `tests` can be imported
 
     def draw(count: int) -> Sequence[Task]:
         raise ZeroDivisionError
@@ -139,7 +136,7 @@ def test_errors_while_drawing_questions_are_raised_in_the_loop(
         working.wait(1, TIMEOUT_S)
 
 
-def test_impossible_numbers_of_workers_are_refused_with_possible_ones() -> None:
+def test_impossible_numbers_of_workers_are_rejected_with_a_suggestion() -> None:
     for changes, said in (
         ({"round": {"local": 0}}, "Set round.local"),
         ({"round": {"resample": 1}}, "Set round.resample"),
@@ -150,7 +147,7 @@ def test_impossible_numbers_of_workers_are_refused_with_possible_ones() -> None:
     check_workers(config(workers={"generators": 2, "trainers": 2}))
 
 
-def test_a_container_gets_no_more_processes_than_its_quota_has_the_time_for(
+def test_a_container_gets_no_more_processes_than_its_cpu_quota_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("swarmd.policy.models.preflight.cgroup_cores", lambda: [0.5])
@@ -159,7 +156,7 @@ def test_a_container_gets_no_more_processes_than_its_quota_has_the_time_for(
         check_workers(config(workers={"generators": 4, "trainers": 1}))
 
 
-def test_processes_are_dealt_to_devices_in_turn() -> None:
+def test_processes_are_assigned_to_devices_in_turn() -> None:
     assert [processes_on(place, 5, 2) for place in range(5)] == [3, 2, 3, 2, 3]
     assert [processes_on(place, 2, 8) for place in range(2)] == [1, 1]
 
@@ -179,7 +176,7 @@ def answer(text: str = "1") -> Generation:
     return Generation((Completion(text, True),), Tokens(((1, 2),), ((-0.5, -0.5),), ((3, 4),)))
 
 
-def test_each_generator_has_its_questions_in_hand_and_gets_as_many_as_it_answers() -> None:
+def test_each_generator_gets_as_many_new_questions_as_it_answers() -> None:
     work = queue_of(ahead=3)
     first, second = work.hand_out(0), work.hand_out(1)
     assert [text for _, text in [*first, *second]] == [
@@ -190,7 +187,7 @@ def test_each_generator_has_its_questions_in_hand_and_gets_as_many_as_it_answers
     assert (work.finished, work.tokens) == (2, 4) and len(work.hand_out(0)) == 2
 
 
-def test_the_freshest_are_taken_and_rollouts_passed_over_too_often_are_dropped() -> None:
+def test_the_latest_rollouts_are_taken_and_often_skipped_ones_are_dropped() -> None:
     work = queue_of(ahead=100)
     asked = work.hand_out(0)
     work.answered(0, [(number, answer("old")) for number, _ in asked[:2]])
@@ -202,7 +199,7 @@ def test_the_freshest_are_taken_and_rollouts_passed_over_too_often_are_dropped()
     assert work.finished == 0 and work.overtaken == 2
 
 
-def test_without_a_limit_everything_is_taken_oldest_first() -> None:
+def test_without_a_limit_all_rollouts_are_taken_oldest_first() -> None:
     work = queue_of(ahead=3)
     asked = work.hand_out(0)
     work.answered(0, [(number, answer()) for number, _ in asked])
@@ -211,7 +208,7 @@ def test_without_a_limit_everything_is_taken_oldest_first() -> None:
     ) == []
 
 
-def test_no_question_is_asked_that_no_round_would_take() -> None:
+def test_no_question_is_asked_that_no_later_round_would_use() -> None:
     work = queue_of(ahead=4, enough=6)
     asked = work.hand_out(0)
     assert (len(asked), len(work.hand_out(1)), work.hand_out(2)) == (4, 2, [])

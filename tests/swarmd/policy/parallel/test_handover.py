@@ -1,5 +1,4 @@
-"""Weights go from one process to another and are never mixed, whenever a process dies; also while it
-decodes."""
+"""Handover of weights between processes: weights are never mixed, even if a process dies or is decoding."""
 
 import logging
 import os
@@ -22,8 +21,8 @@ from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter, priva
 from tests.processes import killed_after
 from tests.swarmd.policy.conftest import open_policy, plainly
 
-# For each version that it reads, a separate process hands over the versions after it, of four tensors, each
-# full of its version, until it is killed.
+# For each version number that it reads, this process hands over the following versions until it is killed. A
+# version has four tensors filled with its number.
 WRITER = """
 import os, sys, torch
 from itertools import count
@@ -53,8 +52,8 @@ def test_each_version_of_the_weights_is_read_once(tmp_path: Path) -> None:
     assert pickup() == 5 and not torch.equal(ours["a"], theirs["a"])
 
 
-def test_a_folder_that_the_system_cleaned_up_is_made_again(tmp_path: Path) -> None:
-    """systemd removes a user's memory files at the last logout, and old temporary files."""
+def test_a_folder_that_the_system_removed_is_created_again(tmp_path: Path) -> None:
+    """systemd removes a user's files in memory at the last logout, and old temporary files."""
     ours, folder = {"a": torch.zeros(3)}, private_folder(tmp_path, 100, memory=tmp_path)
     handover, pickup = WeightWriter(folder), WeightReader(folder, ours)
     handover.publish(1, {"a": torch.ones(3)})
@@ -65,7 +64,7 @@ def test_a_folder_that_the_system_cleaned_up_is_made_again(tmp_path: Path) -> No
     assert pickup() == 2 and ours["a"].tolist() == [2.0] * 3 and folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_rejected(tmp_path: Path) -> None:
     WeightWriter(tmp_path).publish(1, {"a": torch.zeros(3)})
     with pytest.raises(ValueError, match="belong to another model"):
         WeightReader(tmp_path, {"b": torch.zeros(3)})()
@@ -73,7 +72,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_a_writer_that_is_killed_while_it_writes_leaves_whole_weights(tmp_path: Path) -> None:
+def test_a_writer_killed_during_a_write_leaves_complete_weights(tmp_path: Path) -> None:
     weights = {f"layer {i}": torch.zeros(250_000) for i in range(4)}
     pickup, rng, version, killed = WeightReader(tmp_path, weights), random.Random(1), 0, 0
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
@@ -82,22 +81,22 @@ def test_a_writer_that_is_killed_while_it_writes_leaves_whole_weights(tmp_path: 
         for _ in range(3):
             writers.stdin.write(f"{version}\n")
             pid = int(writers.stdout.readline())
-            while pid == killed:  # its last message
+            while pid == killed:  # read the last message of the killed process
                 pid = int(writers.stdout.readline())
-            seen, enough = set(), rng.randint(2, 9)  # versions: it is written to while we look
+            seen, enough = set(), rng.randint(2, 9)  # versions seen while the writer writes
             while len(seen) < enough:
                 os.kill(pid, 0)
                 seen.add(found := pickup())
                 assert found >= version and all(bool((w == found).all()) for w in weights.values())
                 version = found
-            time.sleep(rng.uniform(0.0, 0.05))  # it is killed at any moment of a write
+            time.sleep(rng.uniform(0.0, 0.05))  # so that the kill comes at any moment of a write
             os.kill(killed := pid, signal.SIGKILL)
             assert all(bool((w == pickup()).all()) for w in weights.values())
             version = pickup()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
-def test_without_room_older_weights_stay_and_that_is_logged(
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_without_space_older_weights_are_kept_and_a_message_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     handover, weights = WeightWriter(tmp_path), {"a": torch.ones(3)}
@@ -110,7 +109,7 @@ def test_without_room_older_weights_stay_and_that_is_logged(
     assert handover.version == 2 and WeightReader(tmp_path, {"a": torch.zeros(3)})() == 2
 
 
-def test_the_folder_is_private_and_in_memory_only_if_there_is_room(tmp_path: Path) -> None:
+def test_the_folder_is_private_and_in_memory_only_if_there_is_space(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
     inside = private_folder(tmp_path / "state", 1000, memory)
@@ -123,11 +122,11 @@ def test_the_folder_is_private_and_in_memory_only_if_there_is_room(tmp_path: Pat
     ):
         assert elsewhere.parent != memory and elsewhere.stat().st_mode & 0o777 == 0o700
         elsewhere.rmdir()
-    # The rest takes no room, and does not stay, if there was none for the next.
+    # A version that did not fit leaves no partial file.
     assert not inside.exists()
 
 
-def test_somebody_elses_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
     memory, precious = tmp_path / "memory", tmp_path / "precious"
     for folder in (memory, precious):
         folder.mkdir()
@@ -144,7 +143,7 @@ QUESTIONS = ["What is 2 + 3?", "Which word is longer: no or yes?"]
 
 
 def switching(folder: Path, at: int) -> LanguagePolicy:
-    """Before step `at` (0 up), and from there on, the weights are different: version 1."""
+    """Change the weights to version 1 before decoding step `at`, counted from 0."""
     calls = 0
 
     def between() -> int:
@@ -160,7 +159,7 @@ def switching(folder: Path, at: int) -> LanguagePolicy:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "lfm2"])
-def test_each_token_tells_its_version_and_earlier_ones_stay_as_they_were(
+def test_each_token_has_its_version_and_earlier_tokens_do_not_change(
     folders: dict[str, Path], family: str
 ) -> None:
     plain = open_policy(folders[family], seed=3).generate(QUESTIONS, 4)
@@ -176,12 +175,12 @@ def test_each_token_tells_its_version_and_earlier_ones_stay_as_they_were(
 
 @pytest.mark.parametrize("at", [0, 5])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
+def test_newer_weights_reach_every_layer_in_every_cache_layout(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, family: str, at: int
 ) -> None:
-    """Prompts shared and rows padded have nothing in common but the network.
+    """Shared prompts and padded rows have only the network in common.
 
-    One layout must not keep old weights that the other one replaces.
+    No layout may keep old weights that another layout would replace.
     """
     ways = []
     for padded in (False, True):
@@ -205,11 +204,13 @@ def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_handed_over_adapter_answers_the_same(folders: dict[str, Path], tmp_path: Path, dtype: str) -> None:
+def test_answers_with_a_handed_over_adapter_are_the_same(
+    folders: dict[str, Path], tmp_path: Path, dtype: str
+) -> None:
     trainer = open_policy(folders["qwen2"], seed=1, lora="on", lora_rank=4, dtype=dtype)
     generator = open_policy(folders["qwen2"], seed=1, lora="on", lora_rank=4, dtype=dtype)
     handover, pickup = WeightWriter(tmp_path), WeightReader(tmp_path, generator.trained)
-    assert all("lora" in name for name in trainer.trained), "nothing else is handed over"
+    assert all("lora" in name for name in trainer.trained), "more than the adapter was handed over"
     for version in (1, 2):
         with torch.no_grad():
             for weight in trainer.trained.values():

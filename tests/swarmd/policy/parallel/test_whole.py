@@ -1,6 +1,6 @@
-"""A node with generators and trainers apart, as a person runs it, and its trainer killed.
+"""A node with separate generators and trainers, run as a user runs it, whose trainer is killed.
 
-The end of any other worker ends the trainer, too: `test_generators` and `test_data_parallel`.
+`test_generators` and `test_data_parallel` show that the end of any other worker ends the trainer.
 """
 
 import json
@@ -39,7 +39,7 @@ trainers = 2
 """
 
 
-def test_a_killed_trainer_and_its_workers_are_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_killed_trainer_and_its_workers_are_restarted_and_the_run_continues(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text(SETTINGS)
     state = tmp_path / "state"
     command = [
@@ -53,7 +53,7 @@ def test_a_killed_trainer_and_its_workers_are_replaced_and_the_run_goes_on(tmp_p
         str(state),
         "--json",
     ]
-    command += ["--pace", "0.5"]  # rounds that nobody waits for would take the processor from starting tests
+    command += ["--pace", "0.5"]  # so that rounds leave CPU time to other tests
 
     def workers(status: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = status["last"]["workers"]
@@ -85,7 +85,7 @@ def test_a_killed_trainer_and_its_workers_are_replaced_and_the_run_goes_on(tmp_p
                 node,
             )
             assert workers(again)["version"] > 0
-            wait_until(lambda: all(map(ended, theirs)))  # workers end with their trainer
+            wait_until(lambda: all(map(ended, theirs)))  # workers end when their trainer ends
             node.send_signal(signal.SIGTERM)
             assert node.wait(TIMEOUT_S) == 0
         finally:
