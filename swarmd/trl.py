@@ -177,8 +177,8 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rows: dict[int, tuple[list[int], list[int], bool, float]] = {}
         for place, group in theirs.items():
             prompt = self._prompt(group.question)
-            # Of a larger group, take the completions with the largest advantages. A smaller group leaves some
-            # of this node's texts in place, which have no advantage
+            # Of a larger group, take the completions with the largest advantages. With a smaller
+            # group, some of this node's texts stay in place; they have no advantage.
             best = sorted(
                 zip(group.completions, group.advantages, strict=True), key=lambda pair: -abs(pair[1])
             )

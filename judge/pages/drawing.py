@@ -98,7 +98,7 @@ def _framed(label: str, inside: str, width: int, height: int) -> Markup:
 def _scale(
     levels: Sequence[tuple[float, str]], marks: Sequence[tuple[float, str]], width: float, height: float
 ) -> str:
-    """Draw labelled horizontal lines, and labels below; positions are parts of the height and width."""
+    """Draw horizontal lines with labels at the left, and labels below. Positions run from 0 to 1."""
     across = "".join(
         f'<line class="axis" x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/><text x="-6" y="{y + 4:.1f}"'
         f' text-anchor="end">{name}</text>'

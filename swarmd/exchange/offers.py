@@ -9,7 +9,7 @@ the layout for other implementations.
 specialty is an index into the curriculum's list, which all peers of a swarm share. size is the blob's size in
 bytes. ids are concatenated. address is the author's reachable address (`p2p.address.packed`), left out if the
 author does not know it. Every member receives every offer several times, so bytes matter. A blob holds one
-author's one rollout:
+rollout of one author:
 
     blob = msgpack [author's public key, the body of a `rollouts` frame with this one rollout], packed
 
