@@ -228,7 +228,7 @@ def real(to: Path, _scratch: Path) -> None:
     rewards.set_title(f"Each point: {REAL_WINDOW} rounds, four nodes; a line a seed", fontsize=10)
     rewards.legend(frameon=False, loc="lower right")
     held_out.set(xticks=(0.175, 1.175), xticklabels=("pass@1", "pass@4"), ylim=(0, 0.55))
-    held_out.set_title("Held-out questions, seed 2; pale: before", fontsize=10)
+    held_out.set_title("Held-out questions; pale: before", fontsize=10)
     for axes in (rewards, held_out):
         axes.grid(alpha=0.2, axis="y")
         axes.spines[["top", "right"]].set_visible(False)
