@@ -211,7 +211,7 @@ class Dialogue:
         if not shared:
             result = "Not shared: nodes do not learn from wrong answers alone."
         tell(
-            f"{result} {self._given} answered, {self._right} right, {found['shared']} shared.",
+            f"{result} {self._given} answered, {self._right} right, {found['shared']['rollouts']} shared.",
             sys.stdout,
         )
 
@@ -232,7 +232,7 @@ class Dialogue:
 
     def say_what_was_given(self) -> None:
         found = self._swarm.report()
-        tell(f"You left: {self._given} answered, {self._right} right, {found['shared']} shared.")
+        tell(f"You left: {self._given} answered, {self._right} right, {found['shared']['rollouts']} shared.")
         if found["waiting"]:
             tell(
                 f"{found['waiting']} of them were not delivered: no peer was connected. Name one with"

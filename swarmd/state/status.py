@@ -116,7 +116,10 @@ class ExchangeFigures(msgspec.Struct, frozen=True):
 
 
 class SharedRollouts(msgspec.Struct, frozen=True):
-    """Rollouts shared since the start, how often other nodes used them, and how many nodes did."""
+    """Rollouts shared since the start, how often other nodes used them, and how many nodes did.
+
+    Rollouts that wait to be sent count as shared.
+    """
 
     rollouts: int = 0
     used: int = 0

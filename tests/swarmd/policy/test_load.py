@@ -112,7 +112,7 @@ NO_FOLDER = r"there is no folder.*Use one of tiny, tiny-latent, smollm2-135m"
         ("~/no-such-model-here", NO_FOLDER),
         ("~nobody-here/model", NO_FOLDER),
         ("/" + "x" * 300, NO_FOLDER),
-        ("a/b/c", "is no model's name"),
+        ("a/b/c", "there is no model called"),
         ("a/b--c", "is no model's name"),
     ],
 )
