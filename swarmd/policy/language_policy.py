@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -48,15 +49,19 @@ log = logging.getLogger(__name__)
 # Freed memory is kept for models up to this size. At 135 million parameters this saves 10 ms of system time
 # per decoding step; no larger model was measured.
 KEEP_FREED_PARAMETERS = 150_000_000
-# RATE_* are the values for train.learning_rate = 0. RATE_SMALL: all weights, below 100 million parameters.
-# tiny on tiny-9, 160 rounds of 8/0, three seeds: held-out pass@1 from 0.31 to 0.65; at 2e-4 and 5e-4 to 0.64,
-# at 1e-3 to 0.49 (`swarmd lab run learning-rate`).
-RATE_SMALL = 3e-4
-# SmolLM2-135M, rank 16, three subjects of tiny-9, 40 rounds of 8/0, two seeds: rewards added up 7.6; at 5e-5
-# 5.1, at 1e-4 6.6, at 4e-4 7.3 (`swarmd lab run real-rate`). At 1e-5 it hardly learns.
+# The values for train.learning_rate = 0, if all weights are trained: of models up to a number of parameters.
+RATES = (
+    # tiny on tiny-9, 160 rounds of 8/0, three seeds: held-out pass@1 from 0.31 to 0.65; at 2e-4 and 5e-4 to
+    # 0.64, at 1e-3 to 0.49 (`swarmd lab run learning-rate`).
+    (LORA_FROM_PARAMETERS, 3e-4),
+    # SmolLM2-135M, three subjects of tiny-9, 40 rounds of 8/0, three seeds: rewards added up 8.5; at 1e-6
+    # 1.5, at 3e-6 2.3, at 1e-5 5.8, at 1e-4 5.2 (`swarmd lab run real-rate`).
+    (150_000_000, 3e-5),
+    # A usual value for post-training, not measured here.
+    (math.inf, 1e-6),
+)
+# The same with LoRA of rank 16: 8.6; at 5e-5 5.5, at 1e-4 7.5, at 4e-4 8.3. At 1e-5 it hardly learns.
 RATE_LORA = 2e-4
-# All weights of a larger model: a usual value for post-training, not measured here.
-RATE_LARGE = 1e-6
 
 
 class LanguagePolicy:
@@ -424,5 +429,5 @@ def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
 
 
 def _default_rate(loaded: Loaded) -> float:
-    whole = RATE_SMALL if loaded.shape.parameters <= LORA_FROM_PARAMETERS else RATE_LARGE
+    whole = next(rate for most, rate in RATES if loaded.shape.parameters <= most)
     return whole if loaded.plan.lora_rank is None else RATE_LORA

@@ -1,7 +1,7 @@
 """Stands in for `vllm serve` 0.33.0 without a GPU.
 
-It has the options and routes that the engine uses, with a real transformers model behind them. It rejects unknown
-options and fields, so that a misspelt name is detected.
+It has the options and routes that the engine uses, with a real transformers model behind them. It rejects
+unknown options and fields, so that a misspelt name is detected.
 
     python standin.py [-m vllm.entrypoints.cli.main] serve MODEL --uds SOCKET | --port PORT …
 """
