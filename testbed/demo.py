@@ -250,7 +250,7 @@ def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
     # The headings keep the table within 80 columns.
     for heading in (
         "rounds",
-        "others'\nused",
+        "external\nused",
         "reward\nfirst → last",
         "reward\nin all",
         "judge's\nscore",
