@@ -1,4 +1,4 @@
-"""Measures what a node costs besides training: time, CPU and disk writes.
+"""Measures a node's costs besides training: time, CPU and disk writes.
 
 The node is one `swarmd join` with its daemon, verifier and libp2p engine on loopback, without peers, at full
 speed.

@@ -1,4 +1,4 @@
-"""Measures what the node's page and /metrics cost the daemon, as a share of a CPU core.
+"""Measures the CPU time that the node's page and /metrics take, as a share of a core.
 
 One node of a swarm of `swarmd join` processes on loopback is measured.
 

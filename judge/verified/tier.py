@@ -110,7 +110,7 @@ class VerifiedTier:
         models: dict[str, ModelTensors],
         rng: random.Random,
     ) -> None:
-        """models: those that can be verified. rng: unpredictable outside of tests."""
+        """Build the tier. models: those that can be verified. rng: unpredictable outside of tests."""
         self._settings, self._judge, self._records, self._folder = settings, judge, records, folder
         self._evaluator, self.models, self._rng = evaluator, models, rng
         self._networks = TokenBuckets[str](

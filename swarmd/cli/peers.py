@@ -151,7 +151,7 @@ def answer_by_hand(
             with ended_by_signals(), member.open():
                 dialogue.run()
         finally:
-            dialogue.say_what_was_given()
+            dialogue.say_totals()
 
 
 def _end() -> None:
@@ -211,7 +211,8 @@ class Dialogue:
         if not shared:
             result = "Not shared: nodes do not learn from wrong answers alone."
         tell(
-            f"{result} {self._given} answered, {self._right} right, {found['shared']['rollouts']} shared.",
+            f"{result} {self._given} answered, {self._right} right,"
+            f" {found['shared']['rollouts'] + found['waiting']} shared.",
             sys.stdout,
         )
 
@@ -230,9 +231,12 @@ class Dialogue:
                 return text
             tell(HOW, sys.stdout)
 
-    def say_what_was_given(self) -> None:
+    def say_totals(self) -> None:
         found = self._swarm.report()
-        tell(f"You left: {self._given} answered, {self._right} right, {found['shared']['rollouts']} shared.")
+        tell(
+            f"You left: {self._given} answered, {self._right} right,"
+            f" {found['shared']['rollouts'] + found['waiting']} shared."
+        )
         if found["waiting"]:
             tell(
                 f"{found['waiting']} of them were not delivered: no peer was connected. Name one with"

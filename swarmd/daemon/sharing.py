@@ -86,7 +86,7 @@ class Participant:
             body, self.member.engine.reached_at()
         )
         self.acknowledged = self.member.answers[PeerRequest.USED] = AcknowledgementCounter(
-            lambda: self.exchange.shared + len(self.exchange.unsent)
+            lambda: self.exchange.shared
         )
         self._acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
         runs = introduce(self.member, curriculum, doing)

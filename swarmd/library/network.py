@@ -163,7 +163,7 @@ class Network:
     def _status(self) -> Status:
         exchange, swarm = self._swarm.exchange, self._swarm.status()
         waiting = len(exchange.unsent)
-        cause = f"{swarm.shared.rollouts} rollouts shared"
+        cause = f"{swarm.shared.rollouts + waiting} rollouts shared"
         if waiting:
             cause += f", {waiting} of them not sent yet"
         return Status(

@@ -54,8 +54,8 @@ RATES = (
     # tiny on tiny-9, 160 rounds of 8/0, three seeds: held-out pass@1 from 0.31 to 0.65; at 2e-4 and 5e-4 to
     # 0.64, at 1e-3 to 0.49 (`swarmd lab run learning-rate`).
     (LORA_FROM_PARAMETERS, 3e-4),
-    # SmolLM2-135M, three subjects of tiny-9, 40 rounds of 8/0, three seeds: rewards added up 8.5; at 1e-6
-    # 1.5, at 3e-6 2.3, at 1e-5 5.8, at 1e-4 5.2 (`swarmd lab run real-rate`).
+    # SmolLM2-135M, three subjects of tiny-9, 40 rounds of 8/0, three seeds: rewards added up 8.5; at 1e-5
+    # 5.8, at 1e-4 5.2; at 1e-6 1.5, at 3e-6 2.3, two seeds (`swarmd lab run real-rate`).
     (150_000_000, 3e-5),
     # A usual value for post-training, not measured here.
     (math.inf, 1e-6),

@@ -116,10 +116,7 @@ class ExchangeFigures(msgspec.Struct, frozen=True):
 
 
 class SharedRollouts(msgspec.Struct, frozen=True):
-    """Rollouts shared since the start, how often other nodes used them, and how many nodes did.
-
-    Rollouts that wait to be sent count as shared.
-    """
+    """Rollouts sent or offered since the start, how often other nodes used them, and how many nodes did."""
 
     rollouts: int = 0
     used: int = 0

@@ -162,7 +162,8 @@ def test_useless_groups_are_not_sent_and_unfit_groups_are_not_collected(
             a.share(task, ["<answer>no</answer>", "neither \ud800"])
         share(a, 2)
         wait_until(lambda: len(b._parts.pool) == 2)  # only the two useful groups have arrived
-        assert a.report()["shared"]["rollouts"] == 2
+        wait_until(lambda: a.report()["shared"]["rollouts"] == 2)
+        assert a.report()["waiting"] == 0
         seen = []
         assert b.collect(2, unfit=lambda group: seen.append(group) or "too long") == []  # type: ignore[func-returns-value]
         assert len(seen) == 2 and b.collect(2) == []

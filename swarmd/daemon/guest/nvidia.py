@@ -70,7 +70,7 @@ class NvidiaGpus:
         return together(found) if found else None
 
     def tells_use(self) -> bool:
-        """Return whether the driver reports use by process. Not in WSL or in MIG mode."""
+        """Return whether the driver reports use by process: not in WSL or in MIG mode."""
         if self.nvml is None:
             return False
         with contextlib.suppress(self.nvml.NVMLError):  # a card that is lost
