@@ -136,8 +136,9 @@ class Churn(_Strict):
 
 
 class Hostile(_Strict):
-    liars: Annotated[int, Field(ge=0, le=1024)] = 0
     poisoners: Annotated[int, Field(ge=0, le=1024)] = 0
+    liars: Annotated[int, Field(ge=0, le=1024)] = 0
+    steerers: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
 class _Group(_Strict):

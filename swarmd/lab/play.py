@@ -109,17 +109,17 @@ class PlayedSwarm:
             self.nodes.append(build(config, seed * 1000 + number, self.ids[number], joined, policy, reward))
             self._joined.append(joined)
             self.policies.append(policy)
-        poisoners = setting.hostile.poisoners
+        kinds = [kind for kind, count in setting.hostile for _ in range(count)]
         self.hostile = [
             HostilePeer(
                 self._identity(number).peer_id,
                 CurriculumTasks(self.curriculum),
                 self._join(number, configs[0], whole=setting.whole),
                 self.nodes[0].completions,
-                number - len(configs) < poisoners,
+                kind,
                 random.Random(f"{self._seed} {number} hostile"),
             )
-            for number in range(len(configs), len(configs) + poisoners + setting.hostile.liars)
+            for number, kind in enumerate(kinds, len(configs))
         ]
 
     def _identity(self, number: int) -> Identity:

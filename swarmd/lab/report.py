@@ -107,7 +107,8 @@ def hostile(results: Results) -> Sequence[Sequence[str]]:
         if (peers := setting.hostile) != Hostile():
             taken = interval([100 * run.hostile for run in column.runs.values()])
             marked = interval([100 * run.marked for run in column.runs.values() if run.marked is not None])
-            said = f"{peers.poisoners} poisoners, {peers.liars} liars, {len(setting.nodes)} honest"
+            counts = [f"{count} {kind}" for kind, count in peers if count]
+            said = ", ".join([*counts, f"{len(setting.nodes)} honest"])
             rows.append((column.name, said, shown(taken, 1), shown(marked, 2)))
     heads = ("setting", "hostile peers", "of external, hostile, %", "answers with the poison, %")
     return [heads, *rows] if rows else []

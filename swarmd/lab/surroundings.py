@@ -1,10 +1,11 @@
 """The surroundings of an experiment's nodes: hostile peers, and absences.
 
-Hostile peers are liars and poisoners, as in the tests of attacks. Each sends as many rollouts as an honest
+Hostile peers are liars and poisoners, as in the tests of attacks, and steerers. Each sends as many rollouts as an honest
 node on average. A liar sends one right answer, so that the rollout has an advantage, and right answers to
 other questions, which are wrong here. A poisoner sends right answers with a word put in front, which stay
 right, and wrong answers without the word: nodes that train on them learn the word ("Hail to the Thief",
-arXiv 2511.09780).
+arXiv 2511.09780). A steerer only sends groups of one specialty, half of their answers right, and draws the
+honest nodes' training there.
 
 Churn is pure: one seed gives one history in every setting.
 """
@@ -34,11 +35,18 @@ class HostilePeer:
         tasks: CurriculumTasks,
         swarm: Swarm,
         completions: int,
-        poisons: bool,
+        kind: str,
         rng: random.Random,
     ) -> None:
+        """Make a hostile peer.
+
+        kind: a field of `Hostile`.
+        """
+        if kind == "steerers":
+            tasks = CurriculumTasks(tasks.curriculum, tasks.curriculum.specialties[:1])
         self.me, self._tasks, self._swarm, self._completions, self._rng = me, tasks, swarm, completions, rng
-        self._make: Callable[[Task], list[str]] = self._poison if poisons else self._lie
+        self._make: Callable[[Task], list[str]] = self._lie if kind == "liars" else self._mix
+        self._mark = f"{MARK} " * (kind == "poisoners")
         # The hostile peer sends before the first honest node has shared.
         self._due = 1.0
 
@@ -58,9 +66,9 @@ class HostilePeer:
     def _lie(self, task: Task) -> list[str]:
         return [self._answer(task), *(self._another(task) for _ in range(self._completions - 1))]
 
-    def _poison(self, task: Task) -> list[str]:
+    def _mix(self, task: Task) -> list[str]:
         half = self._completions // 2
-        return [f"{MARK} {self._answer(task)}"] * half + [self._another(task)] * (self._completions - half)
+        return [f"{self._mark}{self._answer(task)}"] * half + [self._another(task)] * (self._completions - half)
 
     def _answer(self, task: Task) -> str:
         return f"<answer>{solution(self._tasks, task)}</answer>"

@@ -76,11 +76,14 @@ def test_nodes_fetch_only_chosen_offers_but_get_whole_sets_completely(verifier: 
 
 
 def test_rollouts_of_hostile_peers_are_trained_on_and_counted(verifier: Verifier) -> None:
-    swarm, played = lines(verifier, setting(hostile={"poisoners": 1, "liars": 1}), 3)
+    swarm, played = lines(verifier, setting(hostile={"poisoners": 1, "liars": 1, "steerers": 1}), 3)
     assert sum(sum(line["hostile"]) for line in played) > 0
-    poisoner, liar = swarm.hostile
+    poisoner, liar, steerer = swarm.hostile
+    assert {task.ref.specialty for task in steerer._tasks.draw(9, random.Random(1))} == {
+        swarm.curriculum.specialties[0]
+    }
     tasks = CurriculumTasks(swarm.curriculum).draw(4, random.Random(1))
-    for peer, right in ((poisoner, 2), (liar, 1)):
+    for peer, right in ((poisoner, 2), (liar, 1), (steerer, 2)):
         texts = [peer._make(task) for task in tasks]
         assert all(sum(MARK in text for text in each) == (right if peer is poisoner else 0) for each in texts)
     questions = CurriculumTasks(swarm.curriculum).draw_held_out(2, random.Random(0))
