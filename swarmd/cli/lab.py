@@ -111,7 +111,7 @@ def run(
         results.resume(wanted, engine)
     else:
         results = Results.create(folder, wanted, engine)
-    results.only = only
+    results.only, results.seeds = only, seeds
     tell(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}")
     try:
         _play(results, jobs or 1, executor, engine, judge)

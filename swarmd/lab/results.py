@@ -87,6 +87,7 @@ class Results:
     def __init__(self, folder: Path, experiment: Experiment, versions: Mapping[str, str]) -> None:
         self.folder, self.experiment, self.versions = folder, experiment, versions
         self.only: Collection[str] = ()  # slugs of the settings to play; (): all
+        self.seeds: int | None = None  # how many seeds to play, if not all
 
     @classmethod
     def create(cls, folder: Path, experiment: Experiment, engine: str = MEMORY) -> Self:
@@ -182,13 +183,13 @@ class Results:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """Return the runs of `only`, seed by seed.
+        """Return the runs of `only` and `seeds`, seed by seed.
 
         So all settings have about equally many finished runs if the experiment is stopped early.
         """
         return [
             Run(setting.slug, seed)
-            for seed in range(1, self.experiment.seeds + 1)
+            for seed in range(1, (self.seeds or self.experiment.seeds) + 1)
             for setting in self.experiment.settings
             if not self.only or setting.slug in self.only
         ]

@@ -618,6 +618,8 @@ def test_more_seeds_can_be_added_later(tmp_path: Path) -> None:
         reopened.resume(experiment(seeds=wanted))
         assert {run.seed for run in reopened.missing} == set(range(1, seeds + 1))
         assert Results.open(tmp_path / "out").experiment.seeds == seeds
+    reopened.seeds = 2  # of three, the first two are played now
+    assert {run.seed for run in reopened.missing} == {1, 2}
 
 
 def test_the_remaining_time_is_estimated_from_the_pace() -> None:
