@@ -1,66 +1,95 @@
-"""User-defined strategies for `sharing.take`: a Python file, for a node or in an experiment.
+"""User-defined strategies for `[sharing]` take and weigh: a Python file, for a node or in an experiment.
 
-def weights(candidates, lead):            # a number from 0 for each candidate of the pool or of the offers
+def weights(candidates, lead):            # take: a number from 0 for each candidate, in the pool or on offer
     return [max(0.0, lead.of(each.ref.specialty)) + 0.1 for each in candidates]
 
-def keeps(scored):                        # optional: which rollouts of the pool may be drawn
+def keeps(scored):                        # take, optional: which rollouts of the pool may be drawn
     return any(scored.rewards)
+
+def weigh(scored, advantages, success):   # weigh: the advantages of an external rollout; success: our own
+    return [max(0.0, advantage) * (1 - success) for advantage in advantages]
 """
 
 import math
 import runpy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from swarmd.config.curriculum_name import absolute
 from swarmd.config.messages import nearest
 from swarmd.errors import ConfigError
-from swarmd.experience.strategies import TAKES, Candidate, Take, informative
+from swarmd.experience.advantages import WEIGHS, Weighting
+from swarmd.experience.strategies import TAKES, Candidate, SharingSettings, Take, informative
 from swarmd.types import Lead, Scored
 
+_Mistakes = Callable[[], Any]
 
-def take_name(text: str) -> str:
-    """Return a name of TAKES, or a file's path made absolute. The file is not run."""
+
+def strategy_name(names: Mapping[str, object], text: str) -> str:
+    """Return a name of the table, or a file's path made absolute. The file is not run."""
     if text.endswith(".py"):
         return absolute(text)
-    if text not in TAKES:
-        raise ValueError(f"no strategy has this name{nearest(text, TAKES)}")
+    if text not in names:
+        raise ValueError(f"no strategy has this name{nearest(text, names)}")
     return text
 
 
-def load_take(name: str) -> None:
-    """Add the strategy of a file to TAKES, under its path.
+def load_strategies(sharing: SharingSettings) -> None:
+    """Add the strategies of files to TAKES and WEIGHS, under their paths.
 
-    Raises ConfigError if the file defines no strategy; its functions raise ConfigError if they fail.
+    Raises ConfigError if a file defines no strategy; its functions raise ConfigError if they fail.
     """
-    if name in TAKES:
-        return
-    with _its_mistakes(name):
-        found = runpy.run_path(name)
-        kept, own = found.get("keeps", informative), found["weights"]
+    tables: Sequence[tuple[str, str, dict[str, Any], Callable[[Mapping[str, Any], _Mistakes], Any]]] = (
+        ("take", sharing.take, TAKES, _take),
+        ("weigh", sharing.weigh, WEIGHS, _weighing),
+    )
+    for key, name, table, made in tables:
+        if name not in table:
+            mistakes = partial(_its_mistakes, key, name)
+            with mistakes():
+                table[name] = made(runpy.run_path(name), mistakes)
+
+
+def _take(found: Mapping[str, Any], mistakes: _Mistakes) -> Take:
+    kept, own = found.get("keeps", informative), found["weights"]
 
     def keeps(scored: Scored) -> bool:
-        with _its_mistakes(name):
+        with mistakes():
             return bool(kept(scored))
 
     def weights(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
-        with _its_mistakes(name):
-            given = [float(weight) for weight in own(candidates, lead)]
-            if len(given) != len(candidates) or not all(0 <= weight < math.inf for weight in given):
-                raise ValueError(
-                    f"{given[:8]} is not a number from 0 for each of {len(candidates)} candidates"
-                )
-            return given
+        with mistakes():
+            return _numbers(own(candidates, lead), len(candidates), 0.0)
 
-    TAKES[name] = Take(keeps, weights)
+    return Take(keeps, weights)
+
+
+def _weighing(found: Mapping[str, Any], mistakes: _Mistakes) -> Weighting:
+    own = found["weigh"]
+
+    def weigh(scored: Scored, advantages: Sequence[float], success: float) -> Sequence[float]:
+        with mistakes():
+            return _numbers(own(scored, advantages, success), len(advantages), -math.inf)
+
+    return weigh
+
+
+def _numbers(given: Sequence[float], count: int, least: float) -> Sequence[float]:
+    numbers = [float(number) for number in given]
+    if len(numbers) != count or not all(least <= number < math.inf for number in numbers):
+        raise ValueError(f"{numbers[:8]} is not a number{' from 0' * (least == 0)} for each of {count}")
+    return numbers
 
 
 @contextmanager
-def _its_mistakes(name: str) -> Iterator[None]:
+def _its_mistakes(key: str, name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        function = {"take": "weights(candidates, lead)", "weigh": "weigh(scored, advantages, success)"}[key]
         raise ConfigError(
-            f"sharing.take: {name} cannot be used: {type(error).__name__}: {error}. Correct the file, which"
-            " has to define `weights(candidates, lead)` (docs/experiments.md)."
+            f"sharing.{key}: {name} cannot be used: {type(error).__name__}: {error}. Correct the file, which"
+            f" has to define `{function}` (docs/experiments.md)."
         ) from error

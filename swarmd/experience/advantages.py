@@ -8,7 +8,7 @@ puts it into a group with this node's own answers.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
 
@@ -127,7 +127,8 @@ def near(scored: Scored, found: Sequence[float], usual: float) -> Sequence[float
     )
 
 
-WEIGHS: Mapping[str, Weighting] = {
+# Rows from files (`config/own_strategy.py`) are added here.
+WEIGHS: dict[str, Weighting] = {
     "paper": unweighed,
     "rescue": rescuing,
     "pooled": positive,

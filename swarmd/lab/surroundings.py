@@ -1,11 +1,11 @@
 """The surroundings of an experiment's nodes: hostile peers, and absences.
 
-Hostile peers are liars and poisoners, as in the tests of attacks, and steerers. Each sends as many rollouts as an honest
-node on average. A liar sends one right answer, so that the rollout has an advantage, and right answers to
-other questions, which are wrong here. A poisoner sends right answers with a word put in front, which stay
-right, and wrong answers without the word: nodes that train on them learn the word ("Hail to the Thief",
-arXiv 2511.09780). A steerer only sends groups of one specialty, half of their answers right, and draws the
-honest nodes' training there.
+Hostile peers are liars and poisoners, as in the tests of attacks, and steerers. Each sends as many rollouts
+as an honest node on average. A liar sends one right answer, so that the rollout has an advantage, and right
+answers to other questions, which are wrong here. A poisoner sends right answers with a word put in front,
+which stay right, and wrong answers without the word: nodes that train on them learn the word ("Hail to the
+Thief", arXiv 2511.09780). A steerer sends rollouts of one specialty only, with half of the answers right, and
+so draws the training of honest nodes there.
 
 Churn is pure: one seed gives one history in every setting.
 """
@@ -68,7 +68,8 @@ class HostilePeer:
 
     def _mix(self, task: Task) -> list[str]:
         half = self._completions // 2
-        return [f"{self._mark}{self._answer(task)}"] * half + [self._another(task)] * (self._completions - half)
+        wrong = [self._another(task)] * (self._completions - half)
+        return [f"{self._mark}{self._answer(task)}"] * half + wrong
 
     def _answer(self, task: Task) -> str:
         return f"<answer>{solution(self._tasks, task)}</answer>"
