@@ -54,7 +54,13 @@ GAP_PX = 12
 ROUNDS = 150  # rounds of the node in the picture of its page
 REAL_WINDOW = 10  # rounds in the mean of each point of the picture `real`
 # The settings of the picture `real`: name, words and colour.
-REAL = (("8/0", "8 own, alone", COLOURS[1]), ("4/8", "4 own + 8 external", COLOURS[0]))
+REAL = (
+    ("8/0", "8 own, alone", COLOURS[1]),
+    ("4/4", "4 own + 4 external", COLOURS[2]),
+    ("4/8", "4 own + 8 external", COLOURS[0]),
+    ("8/16", "8 own + 16 external, one seed", COLOURS[3]),
+)
+BAR = 0.8 / len(REAL)  # width of a bar
 
 
 def pages(to: Path, scratch: Path) -> None:
@@ -205,7 +211,7 @@ def real(to: Path, _scratch: Path) -> None:
     rewards, held_out = figure.subplots(1, 2, width_ratios=(2, 1))
     found = list(csv.DictReader((DATA / "real-held-out.csv").open(encoding="utf-8")))
     for at, (setting, words, colour) in enumerate(REAL):
-        for seed in sorted({row["seed"] for row in rows}):
+        for seed in sorted({row["seed"] for row in rows if row["setting"] == setting}):
             curve = [
                 fmean(float(row[f"reward_{node}"]) for node in range(4))
                 for row in rows
@@ -221,13 +227,13 @@ def real(to: Path, _scratch: Path) -> None:
                 )
                 for when in ("0", "120")
             )
-            held_out.bar(place + 0.35 * at, after, 0.33, color=colour)
-            held_out.bar(place + 0.35 * at, before, 0.33, color="white", alpha=0.6)
-            held_out.text(place + 0.35 * at, after + 0.01, f"{after:.3f}", ha="center", fontsize=9)
+            held_out.bar(place + BAR * at, after, 0.95 * BAR, color=colour)
+            held_out.bar(place + BAR * at, before, 0.95 * BAR, color="white", alpha=0.6)
+            held_out.text(place + BAR * at, after + 0.01, f"{after:.2f}", ha="center", fontsize=9)
     rewards.set(xlabel="training round of each node", ylabel="mean reward of own answers", ylim=(0, 0.42))
     rewards.set_title(f"Each point: {REAL_WINDOW} rounds, four nodes; a line a seed", fontsize=10)
     rewards.legend(frameon=False, loc="lower right")
-    held_out.set(xticks=(0.175, 1.175), xticklabels=("pass@1", "pass@4"), ylim=(0, 0.55))
+    held_out.set(xticks=(0.4 - BAR / 2, 1.4 - BAR / 2), xticklabels=("pass@1", "pass@4"), ylim=(0, 0.55))
     held_out.set_title("Held-out questions; pale: before", fontsize=10)
     for axes in (rewards, held_out):
         axes.grid(alpha=0.2, axis="y")

@@ -12,10 +12,9 @@ def weigh(scored, advantages, success):   # weigh: the advantages of an external
 
 import math
 import runpy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from swarmd.config.curriculum_name import absolute
 from swarmd.config.messages import nearest
@@ -23,8 +22,6 @@ from swarmd.errors import ConfigError
 from swarmd.experience.advantages import WEIGHS, Weighting
 from swarmd.experience.strategies import TAKES, Candidate, SharingSettings, Take, informative
 from swarmd.types import Lead, Scored
-
-_Mistakes = Callable[[], Any]
 
 
 def strategy_name(names: Mapping[str, object], text: str) -> str:
@@ -41,19 +38,17 @@ def load_strategies(sharing: SharingSettings) -> None:
 
     Raises ConfigError if a file defines no strategy; its functions raise ConfigError if they fail.
     """
-    tables: Sequence[tuple[str, str, dict[str, Any], Callable[[Mapping[str, Any], _Mistakes], Any]]] = (
-        ("take", sharing.take, TAKES, _take),
-        ("weigh", sharing.weigh, WEIGHS, _weighing),
-    )
-    for key, name, table, made in tables:
-        if name not in table:
-            mistakes = partial(_its_mistakes, key, name)
-            with mistakes():
-                table[name] = made(runpy.run_path(name), mistakes)
+    if sharing.take not in TAKES:
+        TAKES[sharing.take] = _take(sharing.take)
+    if sharing.weigh not in WEIGHS:
+        WEIGHS[sharing.weigh] = _weighing(sharing.weigh)
 
 
-def _take(found: Mapping[str, Any], mistakes: _Mistakes) -> Take:
-    kept, own = found.get("keeps", informative), found["weights"]
+def _take(name: str) -> Take:
+    mistakes = partial(_its_mistakes, "take", name)
+    with mistakes():
+        found = runpy.run_path(name)
+        kept, own = found.get("keeps", informative), found["weights"]
 
     def keeps(scored: Scored) -> bool:
         with mistakes():
@@ -66,8 +61,10 @@ def _take(found: Mapping[str, Any], mistakes: _Mistakes) -> Take:
     return Take(keeps, weights)
 
 
-def _weighing(found: Mapping[str, Any], mistakes: _Mistakes) -> Weighting:
-    own = found["weigh"]
+def _weighing(name: str) -> Weighting:
+    mistakes = partial(_its_mistakes, "weigh", name)
+    with mistakes():
+        own = runpy.run_path(name)["weigh"]
 
     def weigh(scored: Scored, advantages: Sequence[float], success: float) -> Sequence[float]:
         with mistakes():
