@@ -12,7 +12,7 @@ def weigh(scored, advantages, success):   # weigh: the advantages of an external
 
 import math
 import runpy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,7 +24,7 @@ from swarmd.experience.strategies import TAKES, Candidate, SharingSettings, Take
 from swarmd.types import Lead, Scored
 
 
-def strategy_name(names: Mapping[str, object], text: str) -> str:
+def strategy_name(names: Collection[str], text: str) -> str:
     """Return a name of the table, or a file's path made absolute. The file is not run."""
     if text.endswith(".py"):
         return absolute(text)
