@@ -48,16 +48,6 @@ PROCESSES_PER_CORE: Final = 4
 def check_workers(config: NodeConfig) -> None:
     """Raise ConfigError if these workers cannot run here; it names settings that can."""
     workers, device = config.workers, choose_device(config.model.device).type
-    if config.round.local == 0:
-        raise ConfigError(
-            "workers: with round.local = 0 nothing is asked, so generators have nothing to do. Set"
-            " round.local to 1 or more, or leave the section [workers] out."
-        )
-    if config.round.resample:
-        raise ConfigError(
-            "workers: generators ask between rounds, so a round cannot resample. Set round.resample to 0, or"
-            " leave the section [workers] out."
-        )
     if workers.trainers > 1 and device == "mps":
         raise ConfigError(
             "workers.trainers: torch cannot sum gradients on MPS. Set workers.trainers to 1, or"

@@ -203,6 +203,7 @@ def test_the_mistakes_of_all_sources_are_reported_at_once(tmp_path: Path) -> Non
         ("[swarm]\ncurriculum = '~nobody-here/own.py'", "there is no user 'nobody-here'"),
         ("[tasks]\nreward = '~nobody-here/own.py'", "there is no user 'nobody-here'"),
         ("[sharing]\ntake = '~nobody-here/own.py'", "there is no user 'nobody-here'"),
+        ("[sharing]\nweigh = '~nobody-here/own.py'", "there is no user 'nobody-here'"),
         ("[swarm]\ncurriculum = ''", "no installed package offers tasks of this name"),
         ("[swarm]\njudge = ''", "node.toml:2: swarm.judge: unknown key; did you mean judge.url?"),
         ("local = 4", "node.toml:1: local: unknown key; did you mean round.local?"),
@@ -211,6 +212,8 @@ def test_the_mistakes_of_all_sources_are_reported_at_once(tmp_path: Path) -> Non
             "round.local: expected above 0 if round.external is 0, found 0",
         ),
         ("[round]\nlocal = 0\ntrain = 'off'", 'round.local: expected above 0 if round.train is "off"'),
+        ("[round]\nlocal = 0\n[workers]\ngenerators = 2", "round.local: expected above 0 if [workers] has"),
+        ("[round]\nresample = 2\n[workers]\napart = 'on'", "round.resample: expected 0 if [workers] has"),
         (
             "[round]\nlocal = 0\n[swarm]\nengine = 'none'",
             'round.local: expected above 0 if swarm.engine is "none", found 0',
