@@ -187,7 +187,6 @@ class TasksConfig(_Section):
     specialties: Annotated[
         tuple[str, ...], Field(description="a list of specialties, as `swarmd task list` shows them")
     ] = ()
-    draw: Literal["uniform", "edge", "swarm", "swarm-all"] = "uniform"
     # A file with a reward for this node only, instead of the curriculum's scoring (docs/own-tasks.md).
     reward: Annotated[str, AfterValidator(reward_file), Field(description="a .py file")] = ""
 

@@ -18,10 +18,6 @@ from swarmd.types import Scored, Weigh
 GROUP = 16
 # Bounds of a success rate that serves as a baseline, so that its standard deviation is never 0.
 MIN_SUCCESS, MAX_SUCCESS = 1 / GROUP, 1 - 1 / GROUP
-# Nats a token above this node's own surprisal, from which a wrong external answer is not pushed down.
-NEAR_NATS = 0.5
-# Advantage of a group whose answers are all right, and minus that of one whose answers are all wrong.
-UNIFORM = 0.1
 
 
 def advantages(scored: Scored, loss: Callable[[Scored], Sequence[float]], weigh: Weigh) -> tuple[float, ...]:
@@ -38,16 +34,6 @@ def within_group(scored: Scored) -> tuple[float, ...]:
     """Return (r − mean) / std over the group (GRPO, arXiv 2402.03300, 4.1.2); 0 if all rewards are equal."""
     mean, std = fmean(scored.group), pstdev(scored.group)
     return tuple((r - mean) / (std + 1e-4) for r in scored.rewards)
-
-
-def within_any_group(scored: Scored) -> tuple[float, ...]:
-    """Return GRPO's advantages, and ±UNIFORM if all rewards are equal (RL-ZVP, arXiv 2509.21880).
-
-    The paper also weighs each token by its entropy; this does not.
-    """
-    if scored.informative:
-        return within_group(scored)
-    return tuple(UNIFORM if reward == 1 else -UNIFORM for reward in scored.rewards)
 
 
 def shifted(scored: Scored, shift: float) -> tuple[float, ...]:
@@ -101,38 +87,9 @@ def own_baseline_positive(scored: Scored, _found: Sequence[float], success: floa
     return tuple(max(0.0, (reward - b) / math.sqrt(b * (1 - b))) for reward in scored.rewards)
 
 
-def rescuing(_scored: Scored, found: Sequence[float], failed: float) -> Sequence[float]:
-    """Return max(A, 0) if this node's latest group failed, else 0 (success-gated transfer, arXiv 2605.07244).
-
-    failed: 1 if this node's latest group of the specialty has no right answer, else 0.
-    """
-    return tuple(max(0.0, advantage) * failed for advantage in found)
-
-
-def pooled(scored: Scored, rewards: Sequence[float]) -> Sequence[float]:
-    """Return the advantages over the rewards of all groups of the question (HACPO, arXiv 2603.02604)."""
-    return within_group(replace(scored, whole=tuple(rewards)))
-
-
-def near(scored: Scored, found: Sequence[float], usual: float) -> Sequence[float]:
-    """Return the advantages, but 0 for a wrong answer that is unlike this policy's text (F-TIS, 2605.22537).
-
-    usual: mean surprisal of this node's own tokens, nats; NEAR_NATS above it an answer counts as unlike.
-    """
-    if scored.tokens is None:
-        return tuple(max(0.0, advantage) for advantage in found)
-    return tuple(
-        max(0.0, advantage) if -fmean(logprobs or (0.0,)) > usual + NEAR_NATS else advantage
-        for advantage, logprobs in zip(found, scored.tokens.logprobs, strict=True)
-    )
-
-
 # Rows from files (`config/own_strategy.py`) are added here.
 WEIGHS: dict[str, Weighting] = {
     "paper": unweighed,
-    "rescue": rescuing,
-    "pooled": positive,
-    "near": near,
     "positive": positive,
     "right": right_one,
     "own-positive": own_baseline_positive,

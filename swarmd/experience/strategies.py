@@ -8,13 +8,12 @@ for weighting. docs/experiments.md describes all rows with their measurements.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from p2p.types import PeerId
-from swarmd.experience.advantages import MIN_SUCCESS, WEIGHS, among_ours, pooled
+from swarmd.experience.advantages import MIN_SUCCESS, WEIGHS, among_ours
 from swarmd.types import Lead, Scored, TaskRef, Weigh
 
 # After this many completions of a specialty, an older one has weight 1/e.
@@ -26,9 +25,6 @@ LATELY_ROUNDS = 32
 # After this many external completions, the peers' success in a specialty counts as known. It is the count of
 # four groups of 8 with half the answers right (`beside_a_pair`).
 ENOUGH_COMPLETIONS = 24
-
-# Questions whose groups are remembered, to pool their rewards.
-QUESTIONS_KEPT = 1024
 
 Count = Callable[[Scored], tuple[float, float]]
 """Returns the reward of a group's completions, and their number, as far as they count."""
@@ -171,18 +167,11 @@ def where_others_are_ahead(candidates: Sequence[Candidate], lead: Lead) -> Seque
     return [max(0.0, lead.of(c.ref.specialty)) for c in candidates]
 
 
-def by_mixture(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
-    """Weigh a rollout of the pool by p (1 - p), p its share of right answers (ExGRPO, arXiv 2510.02245)."""
-    shares = [fmean(c.group) if isinstance(c, Scored) else 0.5 for c in candidates]
-    return [p * (1 - p) for p in shares]
-
-
 # Strategies from files (`config/own_strategy.py`) are added here.
 TAKES: dict[str, Take] = {
     "uniform": Take(informative, evenly),
     "unfiltered": Take(everything, evenly),  # without the zero-advantage filter: as in the paper's open demo
     "right": Take(with_a_right_answer, evenly),
-    "mixed": Take(informative, by_mixture),
     "need": Take(with_a_right_answer, by_need),
     "ahead": Take(with_a_right_answer, where_others_are_ahead),
 }
@@ -210,11 +199,6 @@ class Sharing:
     own: Success = field(default_factory=Success)
     others: Success = field(default_factory=Success)
     lead: Lead = field(default_factory=lambda: Lead(elsewhere=MIN_WEIGHT))
-    # Specialty -> 1 if the latest group had no right answer, else 0.
-    failed: dict[str, float] = field(default_factory=dict)
-    usual: float = 0.0  # mean surprisal of this node's tokens, nats
-    # Rewards of the groups of a question, by author: of the last QUESTIONS_KEPT questions.
-    groups: dict[TaskRef, dict[PeerId, tuple[float, ...]]] = field(default_factory=dict)
 
     def to_share(self, local: Sequence[Scored]) -> Sequence[Scored]:
         return [scored for scored in local if SHARES[self.settings.share](scored)]
@@ -230,15 +214,6 @@ class Sharing:
     def saw(self, local: Sequence[Scored], theirs: Sequence[Scored], number: int) -> None:
         """Add the rollouts of a round, before its batch is drawn."""
         self.success.saw(local, number)
-        for scored in local:
-            self.failed[scored.ref.specialty] = float(not any(scored.rewards))
-            each = scored.tokens.logprobs if scored.tokens else ()
-            drawn = [logprob for logprobs in each for logprob in logprobs]
-            self.usual += (-fmean(drawn or (-self.usual,)) - self.usual) / 32
-        for scored in (*theirs, *local):
-            self.groups.setdefault(scored.ref, {})[scored.author] = scored.rewards
-        for ref in list(self.groups)[:-QUESTIONS_KEPT]:
-            del self.groups[ref]
         for compared, rollouts in ((self.own, local), (self.others, theirs)):
             compared.saw(rollouts, number, beside_a_pair)
             compared.forget(number - LATELY_ROUNDS)
@@ -269,12 +244,7 @@ class Sharing:
         row = WEIGHS[self.settings.weigh]
 
         def weigh(scored: Scored, found: Sequence[float]) -> Sequence[float]:
-            specialty, own, by = scored.ref.specialty, scored.author == me, self.settings.weigh
-            if by == "pooled" and len(groups := self.groups.get(scored.ref, {})) > 1:
-                found = pooled(scored, [reward for each in groups.values() for reward in each])
-            if own:
-                return found
-            given = {"rescue": self.failed.get(specialty, 1.0), "near": self.usual}
-            return row(scored, found, given.get(by, self.success.of(specialty)))
+            success = self.success.of(scored.rollout.ref.specialty)
+            return found if scored.rollout.author == me else row(scored, found, success)
 
         return weigh

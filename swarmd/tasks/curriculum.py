@@ -401,10 +401,6 @@ class DrawnTasks(ABC):
         asked = self._asked if all_levels else self.staircase.asked
         return [self._unless_held_out(self._draw(0, TRAINING_TASKS, rng, asked)) for _ in range(count)]
 
-    def draw_of(self, specialty: str, rng: random.Random) -> Task:
-        """Draw a training task of one specialty."""
-        return self._unless_held_out(self._draw(0, TRAINING_TASKS, rng, [specialty]))
-
     def trains_on(self, task: Task) -> bool:
         """Return whether a node may train on this task: neither its number nor its text is held out."""
         return self.curriculum.trains_on(task.ref) and not self.curriculum.holds_out(task)

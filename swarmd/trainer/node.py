@@ -26,13 +26,11 @@ from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.batch import BatchBuilder, Filter, Fitting, SharingSampler
 from swarmd.experience.outliers import MEASURED_PARAMETERS, Gate, Gated, GateState
 from swarmd.experience.pool import Pool, PoolLimits
-from swarmd.experience.questions import Draw, edge, swarm
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Answers, LogprobPolicy, Policy, Reward, Sampler, SelectivePolicy, Swarm
-from swarmd.tasks.curriculum import DrawnTasks
 from swarmd.tasks.source import open_tasks
 from swarmd.trainer.answer_limits import AnswerLimits
 from swarmd.trainer.checkpoint import Checkpoints, RunState
@@ -60,8 +58,6 @@ def build(
     varied = len(tasks.curriculum.specialties) > 1
     sampler: Sampler = SharingSampler(sharing, config.round.local, config.round.external, varied)
     pool, schedule, remember = Pool(config.round.max_age), ReplaySchedule(), None
-    if config.sharing.weigh == "near" and remembering:
-        remember = remembering.logprobs
     if config.replay.mode == "on":
         remember = remembering.logprobs if remembering else None
         pool, schedule = (
@@ -109,7 +105,6 @@ def build(
         task_rng=random.Random(f"{seed} tasks"),
         batch_rng=random.Random(f"{seed} batch"),
         clock=clock,
-        draw=_draw(config.tasks.draw, tasks, sharing, pool),
         questions=config.round.local,
         limits=AnswerLimits(adaptive=not config.generate.max_new_tokens),
         external=config.round.external,
@@ -122,12 +117,6 @@ def build(
         fitting=fitting,
         gate=gate,
     )
-
-
-def _draw(name: str, tasks: DrawnTasks, sharing: Sharing, pool: Pool) -> Draw:
-    if name == "edge":
-        return edge(tasks, sharing)
-    return tasks.draw if name == "uniform" else swarm(tasks, pool, 0.5 if name == "swarm" else 1.0)
 
 
 def beside_generators(

@@ -14,7 +14,7 @@ from swarmd.experience.usefulness import UselessRollouts
 from swarmd.protocols import Answers, Policy, Reward, Swarm
 from swarmd.tasks.curriculum import DrawnTasks
 from swarmd.trainer.answer_limits import AnswerLimits
-from swarmd.types import Scored, Task, Tokens
+from swarmd.types import Scored, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,6 @@ class RoundParts(ReceivingParts):
     build_batch: BatchBuilder
     task_rng: random.Random  # a separate stream, so that received rollouts never affect the drawn questions
     clock: Callable[[], float]  # seconds, any epoch
-    draw: Callable[[int, random.Random], Sequence[Task]]
     questions: int = 4  # I
     limits: AnswerLimits = field(default_factory=AnswerLimits)  # on the tokens of this node's own answers
     resample: int = 0  # maximum number of attempts to replace questions without advantage

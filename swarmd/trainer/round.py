@@ -94,7 +94,7 @@ def _answered(
 ) -> tuple[Sequence[Task], Sequence[Generation]]:
     """Return this node's questions with answers: generated now, or by generators since the last round."""
     if parts.generators is None:
-        tasks = parts.draw(questions, parts.task_rng)
+        tasks = parts.tasks.draw(questions, parts.task_rng)
         with watch("generate"):
             return tasks, parts.policy.generate(
                 [task.question for task in tasks], parts.completions, parts.limits.of(tasks)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swarmd.experience.advantages import shifted, within_any_group, within_group
+from swarmd.experience.advantages import shifted, within_group
 from swarmd.types import Scored
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def asymre(
 
 LOSSES: Mapping[str, Loss] = {
     "grpo": Loss(grpo, lambda scored, _: within_group(scored), uses_ratio=True),
-    "zvp": Loss(grpo, lambda scored, _: within_any_group(scored), uses_ratio=True),
     "asymre": Loss(asymre, lambda scored, settings: shifted(scored, settings.asymre_shift)),
 }
 
