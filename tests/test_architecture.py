@@ -101,7 +101,7 @@ LAYERS = {
 }
 
 # Tables of allowed values: the configuration may import these although they are in higher layers.
-TABLES = ("swarmd.experience.advantages.", "swarmd.experience.strategies.", "swarmd.policy.training.losses.")
+TABLES = ("swarmd.experience.strategies.", "swarmd.policy.training.losses.")
 
 PURE = """
     swarmd/types.py swarmd/state/status.py swarmd/experience/*.py

@@ -72,7 +72,7 @@ def run(
 
     Ctrl-C stops; --resume continues, with the same results.
     """
-    from swarmd.config.own_strategy import load_strategies
+    from swarmd.config.own_strategy import load_take
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.lab.experiment import read_experiment
     from swarmd.lab.results import FILE, Results
@@ -100,8 +100,8 @@ def run(
     wanted = wanted.with_model(model) if model else wanted
     nodes = [node for setting in wanted.settings for node in setting.nodes]
     # Find mistakes now that would otherwise end a run hours later.
-    for sharing in {node.sharing for node in nodes}:
-        load_strategies(sharing)
+    for take in {node.sharing.take for node in nodes}:
+        load_take(take)
     for each in {node.model for node in nodes}:
         preflight.check(each)
     curriculum_of(nodes[0]).asked(wanted.evaluation.specialties)

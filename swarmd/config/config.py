@@ -4,7 +4,6 @@ It does not import torch, because the daemon reads it too. node_config.example.t
 default. `swarmd.config.sources` reads file, environment and flags.
 """
 
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,9 +24,8 @@ from swarmd.config.amounts import checked, percent, rate, size
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name, reward_file
 from swarmd.config.hours import window
 from swarmd.config.messages import nearest
-from swarmd.config.own_strategy import strategy_name
+from swarmd.config.own_strategy import take_name
 from swarmd.config.profiles import DEFAULT, PROFILES
-from swarmd.experience.advantages import WEIGHS
 from swarmd.experience.strategies import TAKES, SharingSettings
 from swarmd.policy.training.losses import LOSSES, MEANS, LossSettings
 
@@ -153,15 +151,8 @@ class SharingConfig(_Section, SharingSettings):
     """Settings of sharing; every choice is a row of a table in `swarmd.experience.strategies`, or a file."""
 
     take: Annotated[
-        str,
-        AfterValidator(partial(strategy_name, TAKES)),
-        Field(description=f"{', '.join(TAKES)} or a .py file"),
+        str, AfterValidator(take_name), Field(description=f"{', '.join(TAKES)} or a .py file")
     ] = "uniform"
-    weigh: Annotated[
-        str,
-        AfterValidator(partial(strategy_name, WEIGHS)),
-        Field(description=f"{', '.join(WEIGHS)} or a .py file"),
-    ] = "positive"
 
 
 class ReplayConfig(_Section):

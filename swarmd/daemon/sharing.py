@@ -15,7 +15,7 @@ from p2p.member import Member
 from p2p.sequence import SequenceFile
 from p2p.types import Envelope, PeerId, PeerRequest, Reason, Started
 from swarmd.config.config import NodeConfig
-from swarmd.config.own_strategy import load_strategies
+from swarmd.config.own_strategy import load_take
 from swarmd.daemon.diagnosis.isolation_watch import IsolationWatch
 from swarmd.daemon.inviting import PLACES, place
 from swarmd.daemon.local_api.roster import Roster
@@ -62,7 +62,7 @@ class Participant:
             traffic: counts and limits the bytes.
         """
         self._config = config
-        load_strategies(config.sharing)
+        load_take(config.sharing.take)
         self.curriculum = curriculum = curriculum_of(config)
         self.roster, rng = Roster(), random.Random(secrets.randbits(64))
         self.exchange = Exchange(curriculum, config.round, config.sharing, model, rng)

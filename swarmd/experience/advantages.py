@@ -8,7 +8,7 @@ puts it into a group with this node's own answers.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
 
@@ -87,8 +87,7 @@ def own_baseline_positive(scored: Scored, _found: Sequence[float], success: floa
     return tuple(max(0.0, (reward - b) / math.sqrt(b * (1 - b))) for reward in scored.rewards)
 
 
-# Rows from files (`config/own_strategy.py`) are added here.
-WEIGHS: dict[str, Weighting] = {
+WEIGHS: Mapping[str, Weighting] = {
     "paper": unweighed,
     "positive": positive,
     "right": right_one,

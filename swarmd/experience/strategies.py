@@ -184,7 +184,7 @@ class SharingSettings(BaseModel):
 
     share: Literal[tuple(SHARES)] = "informative"  # type: ignore[valid-type]
     take: str = "uniform"  # a key of TAKES
-    weigh: str = "positive"  # a key of WEIGHS; docs/experiments.md has the measurement
+    weigh: Literal[tuple(WEIGHS)] = "positive"  # type: ignore[valid-type]  # docs/experiments.md has the measurement
     # Share caps by author, network group and specialty (`caps`); off: the paper's uniform choice.
     caps: Literal["on", "off"] = "on"
 

@@ -23,7 +23,7 @@ from p2p.identity import Identity
 from p2p.topic import Topic
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
-from swarmd.config.own_strategy import load_strategies
+from swarmd.config.own_strategy import load_take
 from swarmd.exchange.exchange import Exchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.exchange.virtual import VirtualNode
@@ -103,7 +103,7 @@ class PlayedSwarm:
         self._joined: list[VirtualNode] = []
         for number in self._places:
             config = configs[number]
-            load_strategies(config.sharing)
+            load_take(config.sharing.take)
             joined = self._join(number, config, whole=setting.whole)
             policy = LanguagePolicy.open(config, seed * 1000 + number)
             self.nodes.append(build(config, seed * 1000 + number, self.ids[number], joined, policy, reward))
@@ -113,7 +113,9 @@ class PlayedSwarm:
         self.hostile = [
             HostilePeer(
                 self._identity(number).peer_id,
-                CurriculumTasks(self.curriculum),
+                CurriculumTasks(
+                    self.curriculum, self.curriculum.specialties[:1] if kind == "steerers" else ()
+                ),
                 self._join(number, configs[0], whole=setting.whole),
                 self.nodes[0].completions,
                 kind,

@@ -107,11 +107,14 @@ def hostile(results: Results) -> Sequence[Sequence[str]]:
         if (peers := setting.hostile) != Hostile():
             taken = interval([100 * run.hostile for run in column.runs.values()])
             marked = interval([100 * run.marked for run in column.runs.values() if run.marked is not None])
-            counts = [f"{count} {kind}" for kind, count in peers if count]
-            said = ", ".join([*counts, f"{len(setting.nodes)} honest"])
+            kinds = (*peers, ("honest", len(setting.nodes)))
+            said = ", ".join(f"{count} {kind}" for kind, count in kinds if count)
             rows.append((column.name, said, shown(taken, 1), shown(marked, 2)))
-    heads = ("setting", "hostile peers", "of external, hostile, %", "answers with the poison, %")
-    return [heads, *rows] if rows else []
+    return (
+        [("setting", "hostile peers", "of external, hostile, %", "answers with the poison, %"), *rows]
+        if rows
+        else []
+    )
 
 
 def _kind(node: NodeConfig) -> str:

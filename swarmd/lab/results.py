@@ -368,11 +368,10 @@ def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
             known.add((f"tasks {curriculum.name}", curriculum.digest))
         if own := curriculum.own_reward:
             known.add((f"reward {Path(own.file).name}", own.digest))
-    strategies = {name for node in nodes for name in (node.sharing.take, node.sharing.weigh)}
-    for name in filter(lambda name: name.endswith(".py"), strategies):
+    for take in {node.sharing.take for node in nodes if node.sharing.take.endswith(".py")}:
         with suppress(OSError):
             # A missing file is reported when its run is played.
-            known.add((f"strategy {Path(name).name}", sha256(Path(name).read_bytes()).hexdigest()))
+            known.add((f"strategy {Path(take).name}", sha256(Path(take).read_bytes()).hexdigest()))
     for name, digest in sorted(known):
         # Files in several folders may have the same name, so their digests are joined.
         found[name] = found.get(name, "") + digest

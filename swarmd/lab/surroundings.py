@@ -27,7 +27,10 @@ TRIES: Final = 100
 
 
 class HostilePeer:
-    """A peer that only sends made-up rollouts: it does not generate or train."""
+    """A peer that only sends made-up rollouts: it does not generate or train.
+
+    tasks: a steerer's are of one specialty. kind: a field of `Hostile`.
+    """
 
     def __init__(
         self,
@@ -38,12 +41,6 @@ class HostilePeer:
         kind: str,
         rng: random.Random,
     ) -> None:
-        """Make a hostile peer.
-
-        kind: a field of `Hostile`.
-        """
-        if kind == "steerers":
-            tasks = CurriculumTasks(tasks.curriculum, tasks.curriculum.specialties[:1])
         self.me, self._tasks, self._swarm, self._completions, self._rng = me, tasks, swarm, completions, rng
         self._make: Callable[[Task], list[str]] = self._lie if kind == "liars" else self._mix
         self._mark = f"{MARK} " * (kind == "poisoners")
@@ -68,8 +65,9 @@ class HostilePeer:
 
     def _mix(self, task: Task) -> list[str]:
         half = self._completions // 2
-        wrong = [self._another(task)] * (self._completions - half)
-        return [f"{self._mark}{self._answer(task)}"] * half + wrong
+        return [f"{self._mark}{self._answer(task)}"] * half + [self._another(task)] * (
+            self._completions - half
+        )
 
     def _answer(self, task: Task) -> str:
         return f"<answer>{solution(self._tasks, task)}</answer>"

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
-from swarmd.config.own_strategy import load_strategies
+from swarmd.config.own_strategy import load_take
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.batch import BatchBuilder, Filter, Fitting, SharingSampler
 from swarmd.experience.outliers import MEASURED_PARAMETERS, Gate, Gated, GateState
@@ -51,7 +51,7 @@ def build(
 
     A seed determines the run.
     """
-    load_strategies(config.sharing)
+    load_take(config.sharing.take)
     remembering = policy if isinstance(policy, LogprobPolicy) else None
     sharing = Sharing(config.sharing)
     tasks = open_tasks(curriculum_of(config), reward, config.tasks.specialties)

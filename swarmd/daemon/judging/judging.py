@@ -182,13 +182,12 @@ def said_of(config: NodeConfig, device: str, external: int) -> dict[str, Any]:
 
     external: maximum number of other nodes' rollouts in a batch.
     """
-    # Only the names of strategies are sent, because the path of a user's own strategy is private.
-    take, weigh = (Path(name).name for name in (config.sharing.take, config.sharing.weigh))
-    kind = device.partition(":")[0]
+    # Only the strategy's name is sent, because the path of a user's own strategy is private.
+    sharing, take, kind = config.sharing, Path(config.sharing.take).name, device.partition(":")[0]
     said = {
         "name": config.judge.name,
         "sharing": "swarm" if external else "solo",
-        "strategy": f"{'replay' if config.replay.mode == 'on' else take} {weigh}",
+        "strategy": f"{'replay' if config.replay.mode == 'on' else take} {sharing.weigh}",
         "version": installed_version(),
         "hardware": kind if kind in ("cpu", "cuda", "mps") else "other",
         "local": config.round.local,

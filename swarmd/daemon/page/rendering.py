@@ -230,7 +230,8 @@ def _button(name: str, operation: str, arguments: Mapping[str, Any] = {}, kind: 
     )
     more += f' data-times="{TRIED}"' if operation == "compare" else ""
     return (
-        f'<button type="button" class="{kind}" id="do-{_class(name)}" data-request="{request}"{more}>'
+        f'<button type="button" class="{kind}" id="do-{re.sub("[^a-z0-9]", "-", name.lower())}"'
+        f' data-request="{request}"{more}>'
         f"{_text(name)}</button>"
     )
 
@@ -458,8 +459,3 @@ def _marked(text: object) -> str:
 def _text(value: object) -> str:
     """Escape text for HTML, between tags or in quotes; make control and direction characters visible."""
     return escape(printable(str(value if value is not None else "")))
-
-
-def _class(name: str) -> str:
-    """Make a name safe for class and id attributes: only letters, digits and hyphens."""
-    return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).lower()

@@ -203,7 +203,6 @@ def test_the_mistakes_of_all_sources_are_reported_at_once(tmp_path: Path) -> Non
         ("[swarm]\ncurriculum = '~nobody-here/own.py'", "there is no user 'nobody-here'"),
         ("[tasks]\nreward = '~nobody-here/own.py'", "there is no user 'nobody-here'"),
         ("[sharing]\ntake = '~nobody-here/own.py'", "there is no user 'nobody-here'"),
-        ("[sharing]\nweigh = '~nobody-here/own.py'", "there is no user 'nobody-here'"),
         ("[swarm]\ncurriculum = ''", "no installed package offers tasks of this name"),
         ("[swarm]\njudge = ''", "node.toml:2: swarm.judge: unknown key; did you mean judge.url?"),
         ("local = 4", "node.toml:1: local: unknown key; did you mean round.local?"),

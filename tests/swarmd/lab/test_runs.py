@@ -23,10 +23,9 @@ from pyarrow import parquet
 from p2p.types import PeerId
 from swarmd.cli.app import main
 from swarmd.config import own_strategy
-from swarmd.config.own_strategy import load_strategies
+from swarmd.config.own_strategy import load_take
 from swarmd.errors import ConfigError
-from swarmd.experience.advantages import WEIGHS
-from swarmd.experience.strategies import TAKES, SharingSettings
+from swarmd.experience.strategies import TAKES
 from swarmd.lab.experiment import Evaluation, Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, held_out, lines_of, play
 from swarmd.lab.report import _node_figure, _reward_figure, facts, markdown, pictures_of, write_report
@@ -207,42 +206,26 @@ def test_a_strategy_that_returns_no_weights_gives_a_message(tmp_path: Path, weig
         list(lines_of(one, one.settings[0], 1))
 
 
-@pytest.mark.parametrize("key, function", [("take", "weights"), ("weigh", "weigh")])
 @pytest.mark.parametrize(
-    "content, said", [(None, "FileNotFoundError"), ("1 / 0", "ZeroDivisionError"), ("", "KeyError: '{}'")]
+    "content, said", [(None, "FileNotFoundError"), ("1 / 0", "ZeroDivisionError"), ("", "'weights'")]
 )
-def test_a_file_without_a_strategy_gives_a_message(
-    tmp_path: Path, content: str | None, said: str, key: str, function: str
-) -> None:
+def test_a_file_without_a_strategy_gives_a_message(tmp_path: Path, content: str | None, said: str) -> None:
     file = tmp_path / "mine.py"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(
-        ConfigError, match=f"sharing.{key}: .*mine.py .*{said.format(function)}.*`{function}\\("
-    ):
-        load_strategies(SharingSettings(**{key: str(file)}))
+    with pytest.raises(ConfigError, match=f"sharing.take: .*mine.py cannot be used: .*{said}"):
+        load_take(str(file))
 
 
 def test_the_example_strategy_can_be_copied(tmp_path: Path) -> None:
     example = str(own_strategy.__doc__).partition("\n\n")[2]
     (tmp_path / "mine.py").write_text(example)
-    mine = str(tmp_path / "mine.py")
-    load_strategies(SharingSettings(take=mine, weigh=mine))
+    load_take(mine := str(tmp_path / "mine.py"))
     candidates = [
         Scored(Rollout(TaskRef(name, 1), (), PeerId("other")), "", (), 1) for name in ("ahead", "behind")
     ]
     assert TAKES[mine].weights(candidates, Lead({"ahead": 0.5, "behind": -0.5})) == [0.6, 0.1]
     assert not TAKES[mine].keeps(candidates[0])
-    assert WEIGHS[mine](candidates[0], (1.0, -1.0), 0.25) == [0.75, 0.0]
-
-
-@pytest.mark.parametrize("returned", ["advantages[1:]", "[float('nan')]", "['a']", "None"])
-def test_a_weighting_that_returns_no_advantages_gives_a_message(tmp_path: Path, returned: str) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(f"def weigh(scored, advantages, success):\n    return {returned}\n")
-    load_strategies(SharingSettings(weigh=str(file)))
-    with pytest.raises(ConfigError, match=r"sharing.weigh: .*mine.py cannot be used"):
-        WEIGHS[str(file)](Scored(Rollout(TaskRef("a", 1), (), PeerId("other")), "", (), 1), (1.0,), 0.5)
 
 
 def test_a_mistake_in_a_strategys_saved_state_gives_a_message(tmp_path: Path) -> None:
@@ -250,7 +233,7 @@ def test_a_mistake_in_a_strategys_saved_state_gives_a_message(tmp_path: Path) ->
     file.write_text(
         "def weights(all, lead):\n    return []\ndef keeps(scored):\n    return scored.reward > 0\n"
     )
-    load_strategies(SharingSettings(take=str(file)))
+    load_take(str(file))
     with pytest.raises(ConfigError, match=r"mine.py cannot be used: AttributeError: .*'reward'"):
         TAKES[str(file)].keeps(Scored(Rollout(TaskRef("a", 1), (), PeerId("other")), "", (), 1))
 
