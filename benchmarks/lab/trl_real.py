@@ -111,7 +111,7 @@ def train(model: str, seed: int, rounds: int) -> None:
             ),
             dataset,
             processing_class=chat.tokenizer,
-            peft_config=lora_config(found.plan.lora_rank, network),
+            peft_config=lora_config(found.plan.lora_rank or 0, network),
         )  # fmt: skip
         trainer.train()
         cpu = time.process_time() - begun
