@@ -32,6 +32,7 @@ def train(model: str, seed: int, rounds: int) -> None:
     from transformers import AutoModelForCausalLM
     from trl import GRPOConfig, GRPOTrainer
 
+    from p2p.types import PeerId
     from swarmd.cli.lab import _file
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.lab.experiment import read_experiment
@@ -85,7 +86,7 @@ def train(model: str, seed: int, rounds: int) -> None:
         ]
         rewards = verifier([(task.ref, texts) for task, texts in asked])
         tasks.staircase.saw(
-            Scored(Rollout(task.ref, texts, config.swarm.name), task.question, given, 0)  # type: ignore[arg-type]
+            Scored(Rollout(task.ref, texts, PeerId("trl")), task.question, given, 0)
             for (task, texts), given in zip(asked, rewards, strict=True)
         )
         print(

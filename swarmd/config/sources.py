@@ -99,15 +99,15 @@ def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[s
             " is nothing to do"
         )
     if config.workers.processes > 1:
-        # Generators answer questions between the rounds.
         for key, wrong, wanted in (
             ("local", not config.round.local, "above 0"),
             ("resample", config.round.resample, "0"),
         ):
             if wrong:
                 yield (
-                    f"{origins[f'round.{key}']}: round.{key}: expected {wanted} if [workers] has generators,"
-                    f" found {getattr(config.round, key)}. Change it, or leave the section [workers] out"
+                    f"{origins[f'round.{key}']}: round.{key}: expected {wanted} if [workers] starts"
+                    f" generators, found {getattr(config.round, key)}: they answer this node's questions between"
+                    " the rounds. Change it, or leave the section [workers] out"
                 )
     limits, generate = config.limits, config.generate
     for key, value in (("limits.up", limits.up), ("limits.down", limits.down)):

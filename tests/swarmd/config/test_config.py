@@ -211,8 +211,11 @@ def test_the_mistakes_of_all_sources_are_reported_at_once(tmp_path: Path) -> Non
             "round.local: expected above 0 if round.external is 0, found 0",
         ),
         ("[round]\nlocal = 0\ntrain = 'off'", 'round.local: expected above 0 if round.train is "off"'),
-        ("[round]\nlocal = 0\n[workers]\ngenerators = 2", "round.local: expected above 0 if [workers] has"),
-        ("[round]\nresample = 2\n[workers]\napart = 'on'", "round.resample: expected 0 if [workers] has"),
+        (
+            "[round]\nlocal = 0\n[workers]\ngenerators = 2",
+            "round.local: expected above 0 if [workers] starts",
+        ),
+        ("[round]\nresample = 2\n[workers]\napart = 'on'", "round.resample: expected 0 if [workers] starts"),
         (
             "[round]\nlocal = 0\n[swarm]\nengine = 'none'",
             'round.local: expected above 0 if swarm.engine is "none", found 0',

@@ -315,7 +315,7 @@ def test_single_settings_can_be_played_with_another_model_and_the_rest_later(
 ) -> None:
     file = tmp_path / "two.toml"
     file.write_text(
-        'name = "two"\nnodes = 1\nrounds = 1\nseeds = 1\n[base.round]\nlocal = 1\nexternal = 0\n'
+        'name = "two"\nnodes = 1\nrounds = 1\nseeds = 2\n[base.round]\nlocal = 1\nexternal = 0\n'
         '[[setting]]\nname = "8/0"\nbaseline = true\n[[setting]]\nname = "4/4"\n'
     )
     asked = ["lab", "run", str(file), "--out", str(tmp_path / "out"), "--model", "tiny-latent", "--resume"]
@@ -323,9 +323,11 @@ def test_single_settings_can_be_played_with_another_model_and_the_rest_later(
     assert "two has no setting '8/1'; did you mean 8/0? Its settings: 8/0, 4/4" in capsys.readouterr().err
     assert main([*asked, "--setting", "4/4"]) == 0
     results = Results.open(tmp_path / "out")
-    assert [run.setting for run in results.missing] == ["8-of-0"]
+    assert [run.setting for run in results.missing] == ["8-of-0"] * 2
     assert {node.model.name for s in results.experiment.settings for node in s.nodes} == {"tiny-latent"}
-    assert "1 of 1 runs done" in capsys.readouterr().err
+    assert "2 of 2 runs done" in capsys.readouterr().err
+    assert main([*asked, "--seeds", "1"]) == 0
+    assert results.missing == [Run("8-of-0", 2)]
     # The results folder belongs to that model.
     assert main(["lab", "run", str(file), "--out", str(tmp_path / "out"), "--resume"]) == 2
     assert main(asked) == 0 and not results.missing
