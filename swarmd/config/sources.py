@@ -106,8 +106,8 @@ def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[s
             if wrong:
                 yield (
                     f"{origins[f'round.{key}']}: round.{key}: expected {wanted} if [workers] starts"
-                    f" generators, found {getattr(config.round, key)}: they answer this node's questions between"
-                    " the rounds. Change it, or leave the section [workers] out"
+                    f" generators, found {getattr(config.round, key)}: they answer this node's questions"
+                    " between the rounds. Change it, or leave the section [workers] out"
                 )
     limits, generate = config.limits, config.generate
     for key, value in (("limits.up", limits.up), ("limits.down", limits.down)):
