@@ -9,6 +9,7 @@ from swarmd.state.status import Status
 from swarmd.types import (
     Completion,
     Generation,
+    Observe,
     Rollout,
     RoundLine,
     Scored,
@@ -30,15 +31,21 @@ class Reward(Protocol):
 
 class Policy(Protocol):
     def generate(
-        self, questions: Sequence[str], completions: int, limits: Sequence[int] = ()
+        self,
+        questions: Sequence[str],
+        completions: int,
+        limits: Sequence[int] = (),
+        *,
+        observe: Observe | None = None,
     ) -> Sequence[Generation]:
         """Sample `completions` answers to each question, in order.
 
         limits: the maximum number of tokens of an answer to each question, if it is lower than the configured
             limit; 0, or no limits, leaves the configured one.
+        observe: replies to the texts of tasks with several turns; None: an answer has one text.
         """
 
-    def answer(self, question: str) -> Completion:
+    def answer(self, question: str, observe: Observe | None = None) -> Completion:
         """Return one greedy answer, which the judge scores."""
 
     def update(self, batch: Sequence[Scored], weigh: Weigh) -> UpdateReport:

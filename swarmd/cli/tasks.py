@@ -9,7 +9,7 @@ import typer
 
 from swarmd.cli.options import AsJson, answer, print_json
 from swarmd.errors import ConfigError, SwarmdError
-from swarmd.types import Completion, TaskRef
+from swarmd.types import Completion, TaskRef, transcript
 
 if TYPE_CHECKING:
     from swarmd.tasks.curriculum import Curriculum
@@ -86,20 +86,22 @@ def show(
                 f"{found.name} has no task {specialty} {n}:"
                 f" {'; '.join(maker.faults) or 'it would take too long to make'}. Choose another number."
             )
-        right = solution(tasks, task) if isinstance(tasks, CurriculumTasks) else tasks.solution(task.ref)
+        right = (solution(tasks, task),) if isinstance(tasks, CurriculumTasks) else tasks.solution(task.ref)
+        replies = tasks.play([(task.ref, [Completion(right[-1], True, right[:-1])])])[0] if right else ()
     document = {
         "schema": 1,
         "curriculum": found.name,
         "specialty": specialty,
         "n": n,
         "question": task.question,
-        "answer": right,
+        "answer": right and (right[0] if found.turns == 1 else right),
     }
-    answer(
-        document,
-        task.question if right is None else f"{task.question}\n\nA right answer: <answer>{right}</answer>",
-        as_json,
-    )
+    said = task.question
+    if right and found.turns == 1:
+        said += f"\n\nA right answer: <answer>{right[0]}</answer>"
+    elif right:
+        said += f"\n\nA right answer:\n{transcript(right, replies[0])}"
+    answer(document, said, as_json)
 
 
 @app.command(epilog="Example: swarmd task score bf 3 --text 7")
@@ -129,11 +131,12 @@ def score(
                     else Completion(found.tagged(specialty, line), ended=True)
                 )
                 ((scored,),) = verifier.judge([(TaskRef(specialty, n), [given])])
-                print_json({"reward": scored.reward, "reason": scored.reason.value})
+                played = {"observations": scored.observations} if found.turns > 1 else {}
+                print_json({"reward": scored.reward, "reason": scored.reason.value, **played})
 
 
 class _Given(msgspec.Struct):
-    text: str
+    text: str | tuple[str, ...]  # for tasks of several turns, the text of each
     ended: bool = True
 
 
@@ -145,7 +148,8 @@ def _completion(line: str, number: int) -> Completion:
             f"standard input, line {number}: not a completion: {error}. Give one JSON object a line:"
             ' {"text": "…", "ended": true}.'
         ) from None
-    return Completion(given.text, given.ended)
+    *earlier, text = (given.text,) if isinstance(given.text, str) else given.text
+    return Completion(text, given.ended, tuple(earlier))
 
 
 def _check(specialty: str, n: int, curriculum: str) -> "Curriculum":

@@ -14,6 +14,7 @@ BUILT_IN = (
     "ladder-9-strict",
     "sapo-9-strict",
     "tiny-9-strict",
+    "tools-6",
 )
 FILES = (".py", ".jsonl", ".parquet", ".yaml")  # suffixes of files with own tasks
 GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)

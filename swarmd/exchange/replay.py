@@ -88,8 +88,8 @@ class Format:
         """
         match value:
             # Most values are completions, so this case comes first.
-            case Completion(text, ended) if not self.texts:
-                return {"Completion": [[len(text), len(text.encode())], ended]}
+            case Completion(_, ended) if not self.texts:
+                return {"Completion": [[[len(text), len(text.encode())] for text in value.texts], ended]}
             case str() if name == "group" and value[:1] not in ("", "~"):
                 return f"~{blake2b(value.encode(), digest_size=4, key=self._key).hexdigest()}"
             case str() | bytes() if name in ("at", "data"):
@@ -225,6 +225,13 @@ def _build(begun: Mapping[str, Any]) -> Exchange:
     return exchange
 
 
+def _text_of(characters: int, size: int) -> str:
+    """Return a text of this many characters and bytes."""
+    # Some of its characters have 4 bytes, at most one has 2 or 3, and the rest have 1.
+    text = "\U00010000" * ((size - characters) // 3) + ("", "é", "€")[(size - characters) % 3]
+    return text.ljust(characters, "x")
+
+
 def _restored(written: Any) -> Any:
     """Return a value that `Format` wrote. A missing text is replaced by one of the same lengths.
 
@@ -239,10 +246,9 @@ def _restored(written: Any) -> Any:
             return [*map(_restored, items)]
         case {"dict": items}:
             return {_restored(key): _restored(value) for key, value in items}
-        case {"Completion": [[characters, size], ended]}:
-            # Some of its characters have 4 bytes, at most one has 2 or 3, and the rest have 1.
-            text = "\U00010000" * ((size - characters) // 3) + ("", "é", "€")[(size - characters) % 3]
-            return Completion(text.ljust(characters, "x"), ended)
+        case {"Completion": [sizes, ended]}:
+            *earlier, text = (_text_of(*each) for each in sizes)
+            return Completion(text, ended, tuple(earlier))
         case dict():
             ((name, fields),) = written.items()
             return (

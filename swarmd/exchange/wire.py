@@ -2,7 +2,9 @@
 
 Pure, versioned, strict. docs/wire.md has the layout for other implementations.
 
-    body = msgpack [version = 1, round, model, [[specialty, n, [[text, ended], …]], …]]
+    body = msgpack [version = 2, round, model, [[specialty, n, [[[text, …], ended], …]], …]]
+
+A completion has one text for each turn of the model.
 
 Questions, ground truth and rewards are not sent: the receiver regenerates the question and scores the
 answers. `decode` returns a Reason for anything that `encode` would not have written.
@@ -19,20 +21,22 @@ from swarmd.types import Completion, Rollout, TaskRef
 
 # The envelope's kind.
 KIND = "rollouts"
-VERSION: Final = 1
+VERSION: Final = 2
 # Maximum number of rollouts in one body.
 MAX_ROLLOUTS = 64
 # Maximum number of completions of one rollout.
 MAX_COMPLETIONS = 64
-# Maximum number of characters of one completion: some 16,000 tokens of a reasoning model. A receiver's memory
+# Maximum number of characters of one completion, all its texts together: some 16,000 tokens of a reasoning model. A receiver's memory
 # is bounded by the bytes of a frame or blob, not by this limit.
 MAX_TEXT_CHARACTERS = 65_536
+# Maximum number of texts of one completion.
+MAX_TURNS = 64
 # Maximum number of characters of a model's or a specialty's name.
 MAX_NAME_CHARACTERS = 96
 
 
 class _Completion(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    text: str
+    texts: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
     ended: bool
 
 
@@ -43,7 +47,7 @@ class _Rollout(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froz
 
 
 class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    version: Literal[1]
+    version: Literal[2]
     round: Annotated[int, msgspec.Meta(ge=0)]
     model: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
     rollouts: Annotated[tuple[_Rollout, ...], msgspec.Meta(min_length=1, max_length=MAX_ROLLOUTS)]
@@ -79,7 +83,7 @@ def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
                 _Rollout(
                     rollout.ref.specialty,
                     rollout.ref.n,
-                    tuple(_Completion(c.text[:MAX_TEXT_CHARACTERS], c.ended) for c in rollout.completions),
+                    tuple(_Completion(_shortened(c.texts), c.ended) for c in rollout.completions),
                 )
                 for rollout in rollouts
             ),
@@ -98,18 +102,25 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
         return newer(body, VERSION)
     if _encoder.encode(parsed) != body:
         return Reason.UNDECODABLE
-    if any(len(c.text) > MAX_TEXT_CHARACTERS for r in parsed.rollouts for c in r.completions):
+    if any(sum(map(len, c.texts)) > MAX_TEXT_CHARACTERS for r in parsed.rollouts for c in r.completions):
         return Reason.TOO_LONG
     return RolloutSet(
         parsed.round,
         parsed.model,
         tuple(
             Rollout(
-                TaskRef(r.specialty, r.n), tuple(Completion(c.text, c.ended) for c in r.completions), author
+                TaskRef(r.specialty, r.n),
+                tuple(Completion(c.texts[-1], c.ended, c.texts[:-1]) for c in r.completions),
+                author,
             )
             for r in parsed.rollouts
         ),
     )
+
+
+def _shortened(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts, with the last one cut if they are too long together."""
+    return (*texts[:-1], texts[-1][: max(0, MAX_TEXT_CHARACTERS - sum(map(len, texts[:-1])))])
 
 
 def newer(body: bytes, ours: int) -> Reason:

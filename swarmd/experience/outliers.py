@@ -140,10 +140,10 @@ class Gate:
         assert scored.tokens is not None
         looks = []
         for completion, logprobs in zip(scored.rollout.completions, scored.tokens.logprobs, strict=True):
-            end = self.answer_end(completion.text)
+            end = self.answer_end(completion.whole)
             seen = logprobs[:-1] if completion.ended and end is not None else logprobs
             if seen:
-                looks.append((completion, traits(completion.text[:end], seen)))
+                looks.append((completion, traits(completion.whole[:end], seen)))
         return looks
 
     def take_refused(self) -> Mapping[str, int]:
@@ -217,12 +217,16 @@ def part(scored: Scored, which: Sequence[int]) -> Scored:
     """Return the rollout with only these completions; advantages are still taken over the whole group."""
     rollout = replace(scored.rollout, completions=tuple(scored.rollout.completions[i] for i in which))
     if (tokens := scored.tokens) is not None:
-        versions = tuple(tokens.versions[i] for i in which) if tokens.versions else ()
         tokens = Tokens(
-            tuple(tokens.ids[i] for i in which), tuple(tokens.logprobs[i] for i in which), versions
+            tuple(tokens.ids[i] for i in which),
+            tuple(tokens.logprobs[i] for i in which),
+            tuple(tokens.versions[i] for i in which) if tokens.versions else (),
+            tuple(tokens.sampled[i] for i in which) if tokens.sampled else (),
+            tokens.own,
         )
     return replace(
         scored,
+        observations=tuple(scored.observations[i] for i in which) if scored.observations else (),
         rollout=rollout,
         rewards=tuple(scored.rewards[i] for i in which),
         tokens=tokens,

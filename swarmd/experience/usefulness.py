@@ -48,7 +48,7 @@ def useful(theirs: Sequence[Scored], known: Iterable[Scored]) -> Counter[PeerId]
     def adds_to(scored: Scored) -> bool:
         author = scored.rollout.author
         return author in {
-            said.setdefault((scored.rollout.ref, completion.text.strip()), author)
+            said.setdefault((scored.rollout.ref, completion.whole.strip()), author)
             for completion in scored.rollout.completions
         }
 

@@ -169,6 +169,7 @@ class PlayedSwarm:
             given = policy.generate(
                 [task.question for task in questions],
                 wanted.answers,
+                observe=self.nodes[0].tasks.observer([task.ref for task in questions]),
                 seed=seed * 1000 + number,
                 temperature=wanted.temperature,
             )

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import NoModel
 from swarmd.experience.advantages import advantages, unweighed
 from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS, UNOPENED
-from swarmd.policy.inference.decode import Done, Sample, Sampling
+from swarmd.policy.inference.decode import Done, Reply, Sample, Sampling
 from swarmd.policy.inference.engine import OWN
 from swarmd.policy.inference.engine_driver import EngineDriver
 from swarmd.policy.inference.own_engine import OwnEngine
@@ -42,7 +43,7 @@ from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.losses import LOSSES, MEANS
 from swarmd.policy.training.packing import Row, encoded, rows_of
 from swarmd.state.status import ModelDescription
-from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, Weigh
+from swarmd.types import Completion, Generation, Observe, Scored, Tokens, UpdateReport, Weigh
 
 log = logging.getLogger(__name__)
 
@@ -208,6 +209,7 @@ class LanguagePolicy:
         completions: int,
         limits: Sequence[int] = (),
         *,
+        observe: Observe | None = None,
         seed: int | None = None,
         temperature: float | None = None,
     ) -> Sequence[Generation]:
@@ -217,6 +219,7 @@ class LanguagePolicy:
             questions: the questions' texts.
             completions: number of answers to each question.
             limits: lower the configured limit on an answer's tokens, for each question; 0 leaves it.
+            observe: replies to the texts of tasks with several turns.
             seed: a separate seed for these answers, which leaves the policy's random state unchanged.
             temperature: replaces the configured temperature.
         """
@@ -237,35 +240,52 @@ class LanguagePolicy:
             temperature=own.temperature if temperature is None else temperature,
             limit=max(lower, default=own.limit),
             limits=lower,
+            reply=observe and self._replying(observe),
         )
         return [
             Generation(
-                tuple(self._chat.read(s.ids, s.ended) for s in samples),
+                tuple(map(self._read, samples)),
                 Tokens(
                     tuple(s.ids for s in samples),
                     tuple(s.logprobs for s in samples),
                     tuple(s.versions for s in samples) if self._versions else (),
+                    sampled=tuple(s.drawn for s in samples) if observe else (),
                 ),
             )
             for samples in self._decode(prompts, completions, sampling, seed)
         ]
 
-    def answer(self, question: str) -> Completion:
-        """Return one greedy answer, without drawing random numbers."""
-        return self.greedy([question])[0]
+    def _read(self, sample: Sample) -> Completion:
+        if sample.drawn:
+            return self._chat.read_turns(sample.ids, sample.ended, sample.drawn)
+        return self._chat.read(sample.ids, sample.ended)
 
-    def first_answer(self, question: str) -> Completion:
+    def _replying(self, observe: Observe) -> Reply:
+        """Return what decoding calls between two turns: texts to `observe`, its observations to tokens."""
+
+        def reply(asked: Sequence[tuple[int, Sequence[int], Sequence[bool]]]) -> Sequence[Sequence[int]]:
+            texts = [(i, self._chat.read_turns(ids, True, drawn).texts) for i, ids, drawn in asked]
+            return [() if seen is None else self._chat.turn(seen) for seen in observe(texts)]
+
+        return reply
+
+    def answer(self, question: str, observe: Observe | None = None) -> Completion:
+        """Return one greedy answer, without drawing random numbers."""
+        return self.greedy([question], observe)[0]
+
+    def first_answer(self, question: str, observe: Observe | None = None) -> Completion:
         """Return one greedy answer by the weights from before training."""
         reference = self.learner.reference
         assert reference is not None and not self._driver.foreign
         with reference.in_place():
-            return self.answer(question)
+            return self.answer(question, observe)
 
-    def greedy(self, questions: Sequence[str]) -> Sequence[Completion]:
+    def greedy(self, questions: Sequence[str], observe: Observe | None = None) -> Sequence[Completion]:
         """Return one greedy answer to each question, without drawing random numbers."""
         prompts = [self._chat.prompt(question) for question in questions]
-        answers = self._decode(prompts, 1, replace(self._sampling, temperature=0.0))
-        return [self._chat.read(sample.ids, sample.ended) for (sample,) in answers]
+        reply = observe and self._replying(observe)
+        answers = self._decode(prompts, 1, replace(self._sampling, temperature=0.0, reply=reply))
+        return [self._read(sample) for (sample,) in answers]
 
     def update(self, batch: Sequence[Scored], weigh: Weigh = unweighed) -> UpdateReport:
         """Take one policy-gradient step on the batch; see `Learner.step`.
@@ -290,14 +310,19 @@ class LanguagePolicy:
         """
         self._driver.sleep()
         rows = [
-            [Row(prompt, cut, 0.0, None, 0.0) for cut in ids]
-            for prompt, ids in (
+            [Row(prompt, ids, 0.0, None, 0.0, mask=mask) for ids, mask in found]
+            for prompt, found in (
                 encoded(scored, self._chat, self._sampling.limit, self._sampling.context) for scored in batch
             )
         ]
-        found = self.learner.logprobs([row for rollout in rows for row in rollout if row.completion])
+        logprobs = self.learner.logprobs([row for rollout in rows for row in rollout if row.targets])
         return [
-            Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout), own=False)
+            Tokens(
+                tuple(row.completion for row in rollout),
+                tuple(logprobs.get(row, ()) for row in rollout),
+                sampled=tuple(row.mask for row in rollout) if any(row.mask for row in rollout) else (),
+                own=False,
+            )
             for rollout in rows
         ]
 
@@ -311,14 +336,16 @@ class LanguagePolicy:
         room = min(self._sampling.limit, self._sampling.context - len(self._chat.prompt(scored.question)))
         if room <= 0:
             return QUESTION_TOO_LONG
-        for completion, reward in set(zip(scored.rollout.completions, scored.rewards, strict=True)):
-            if not completion.text.startswith(self._chat.opening):
+        completions, replies = scored.rollout.completions, scored.observations or repeat(())
+        for completion, seen, reward in set(zip(completions, replies, scored.rewards, strict=False)):
+            if not all(text.startswith(self._chat.opening) for text in completion.texts):
                 if reward > 0:
                     return UNOPENED
                 continue
-            if not self._chat.has_tokens_for(completion.text):
+            if not all(map(self._chat.has_tokens_for, completion.texts)):
                 return UNKNOWN_CHARACTERS
-            if reward > 0 and len(self._chat.encode(replace(completion, ended=False), room + 1)) > room:
+            ids, _ = self._chat.encode_turns(replace(completion, ended=False), seen, room + 1)
+            if reward > 0 and len(ids) > room:
                 return ANSWER_TOO_LONG
         return None
 

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 
 class GradeReason(Enum):
@@ -38,7 +40,9 @@ class ScoredAnswer(NamedTuple):
     """A verifier's result for one completion."""
 
     reason: GradeReason
-    reward: float  # from 0 to 1
+    reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    # An environment's replies to the completion's texts; the last text has none if it ended the episode.
+    observations: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, found: GradeReason | float) -> "ScoredAnswer":

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from swarmd.errors import ConfigError
 from swarmd.tasks import answers
-from swarmd.types import Scored, Task, TaskRef
+from swarmd.types import Completion, Observe, Scored, Task, TaskRef
 
 # Tasks with n below TRAINING_TASKS are for training, from HELD_OUT on for evaluation.
 TRAINING_TASKS = 900_000_000
@@ -65,6 +65,8 @@ class Curriculum:
     # Shown to a model before each question if `model.examples = "on"`. No digest covers this field.
     examples: tuple[tuple[str, str], ...] = EXAMPLES
 
+    # Maximum number of a model's texts in an answer; 1, except for environments (docs/own-tasks.md).
+    turns: ClassVar[int] = 1
     # The scoring process is `python -m` with this module.
     module: ClassVar[str] = "swarmd.tasks.sandbox.verifier"
 
@@ -116,6 +118,16 @@ class Curriculum:
     def read(self, specialty: str, text: str) -> str | answers.GradeReason:
         """Return the checked answer of a completion, or the reason why it cannot be scored."""
         return answers.read(subject_of(specialty), text)
+
+    def in_form(
+        self,
+        specialty: str,
+        completions: Sequence[Completion],
+        rewards: Sequence[float],  # noqa: ARG002
+        observations: Sequence[Sequence[str]] = (),  # noqa: ARG002
+    ) -> Sequence[bool]:
+        """Return which completions have the required form; an environment sees it in its replies."""
+        return [self.read(specialty, c.text) is not answers.GradeReason.NO_ANSWER for c in completions]
 
     def tagged(self, specialty: str, text: str) -> str:
         """Return the text, with <answer> tags around it if they are required and missing."""
@@ -412,6 +424,16 @@ class DrawnTasks(ABC):
             n = (n + 1) % TRAINING_TASKS
             task = self.task(TaskRef(task.ref.specialty, n)) or task
         return task
+
+    def play(
+        self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]
+    ) -> Sequence[tuple[tuple[str, ...], ...]]:
+        """Return an environment's replies to the texts of each completion; () if tasks have one turn."""
+        return [()] * len(items)
+
+    def observer(self, refs: Sequence[TaskRef]) -> Observe | None:  # noqa: ARG002
+        """Return the function that replies to texts about these tasks; None if tasks have one turn."""
+        return None
 
     @abstractmethod
     def task(self, ref: TaskRef) -> Task | None:

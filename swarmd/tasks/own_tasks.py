@@ -22,11 +22,14 @@ from swarmd.tasks.data_set import fetched
 from swarmd.tasks.sandbox.client import Verifier, describe
 from swarmd.tasks.sandbox.pipe import PluginDescription
 from swarmd.terminal import printable
-from swarmd.types import Task, TaskRef
+from swarmd.types import Completion, Observe, Task, TaskRef
 
 PLUGIN_PROCESS = "swarmd.tasks.sandbox.plugin_process"
 # Number of failed draws of one question after which the plug-in is given up.
 MAX_TRIES = 16
+
+# The curricula that come with swarmd as plug-ins.
+ENVIRONMENTS = {"tools-6": Path(__file__).with_name("tools.py")}
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,10 @@ class OwnCurriculum(Curriculum):
     examples: tuple[tuple[str, str], ...] = ()
 
     @property
+    def turns(self) -> int:  # type: ignore[override]
+        return self.plugin.limits.turns if self.plugin.environment else 1
+
+    @property
     def command(self) -> Sequence[str]:
         return (PLUGIN_PROCESS, self.source, self.plugin.digest, *(self.own_reward or ()))
 
@@ -65,6 +72,17 @@ class OwnCurriculum(Curriculum):
     def read(self, specialty: str, text: str) -> str | answers.GradeReason:  # noqa: ARG002
         limits = self.plugin.limits
         return answers.read_own(text, limits.longest_answer, whole=limits.whole)
+
+    def in_form(
+        self,
+        specialty: str,
+        completions: Sequence[Completion],
+        rewards: Sequence[float],
+        observations: Sequence[Sequence[str]] = (),
+    ) -> Sequence[bool]:
+        if self.turns == 1:
+            return super().in_form(specialty, completions, rewards)
+        return [reward > 0 or bool(seen) for reward, seen in zip(rewards, observations, strict=True)]
 
     def answer_end(self, text: str) -> int | None:
         return None if self.plugin.limits.whole else super().answer_end(text)
@@ -95,7 +113,9 @@ def find_curriculum(text: str, reward: str = "") -> Curriculum:
         raise ConfigError(
             f"auto stands for the curriculum of a node's model. Name one: {EXPECTED.removeprefix('auto, ')}."
         )
-    return _rewarded(name, reward) if reward else CURRICULA.get(name) or _own(name)
+    if reward:
+        return _rewarded(name, reward)
+    return CURRICULA.get(name) or _own(str(ENVIRONMENTS.get(name, name)))
 
 
 @lru_cache
@@ -119,7 +139,7 @@ def _own(source: str) -> OwnCurriculum:
     )
     assert described is not None
     configs: Mapping[str, Mapping[str, Any]] = {specialty: {} for specialty in described.specialties}
-    found = OwnCurriculum(described.name, configs, source=file, plugin=described)
+    found = OwnCurriculum(described.name, configs, source=file, plugin=described, examples=described.examples)
     for note in described.notes:
         log.warning("%s: %s", source, printable(note))
     if found.name in (*CURRICULA, "auto"):
@@ -154,8 +174,29 @@ class OwnTasks(DrawnTasks):
         question = self._maker.make(ref).question
         return None if question is None else Task(ref, question, {})
 
-    def solution(self, ref: TaskRef) -> str | None:
-        """Return a right answer; None if the plug-in gives none."""
+    def play(
+        self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]
+    ) -> Sequence[tuple[tuple[str, ...], ...]]:
+        if self.curriculum.turns == 1:
+            return super().play(items)
+        return [tuple(each.observations for each in row) for row in self._maker.judge(items)]
+
+    def observer(self, refs: Sequence[TaskRef]) -> Observe | None:
+        return self._observe(refs) if self.curriculum.turns > 1 else None
+
+    def _observe(self, refs: Sequence[TaskRef]) -> Observe:
+        def observe(asked: Sequence[tuple[int, tuple[str, ...]]]) -> Sequence[str | None]:
+            played = self.play([(refs[i], [Completion(t[-1], True, t[:-1])]) for i, t in asked])
+            # An episode goes on if the last text has an observation, too.
+            return [
+                replies[-1] if len(replies) == len(texts) else None
+                for (_, texts), (replies,) in zip(asked, played, strict=True)
+            ]
+
+        return observe
+
+    def solution(self, ref: TaskRef) -> tuple[str, ...] | None:
+        """Return the texts of a right answer by turn; None if the plug-in gives none."""
         return self._maker.make(ref).answer
 
     def _draw(self, low: int, high: int, rng: random.Random, specialties: Sequence[str]) -> Task:

@@ -18,12 +18,12 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, TypeVar
 
 import msgspec
 
 from swarmd.config.curriculum_name import GROUP
-from swarmd.tasks.answers import ScoredAnswer
+from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import OWN_REWARD_S
 from swarmd.tasks.data_set import lines, mathematics
 from swarmd.tasks.sandbox.pipe import MAX_WHOLE_CHARACTERS, PluginDescription, ScoreItem, TaskLimits
@@ -34,21 +34,32 @@ from swarmd.terminal import printable
 MAX_SPECIALTIES = 256
 # Answers that are scored at the start, because many rewards written for other frameworks are negative for
 # wrong answers.
-SAMPLES = ("", "0")
+SAMPLES = (("",), ("0",))
 # Prefix of a data set's folder in the hub's cache.
 _HUB = "datasets--"
+_T = TypeVar("_T")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+# A specialty may have a level, which nodes choose by their own success.
+_SPECIALTY = re.compile(_NAME.pattern + r"(\.[1-9])?")
 
 
 class LoadedPlugin:
     """A plug-in with its description. Every error in a call to the plug-in becomes a TaskFault.
 
-    A plug-in is a module or an object with these attributes; `name`, `version` and `limits` are optional:
+    A plug-in is a module or an object with these attributes; `name`, `version`, `limits` and `examples` are
+    optional:
 
         specialties, name, version, limits      strings, and a dict of `pipe.TaskLimits`
+        examples                                turns before a question: pairs of a user's and a model's text
         generate(specialty, seed)               return a question, and the facts that `score` needs
         score(facts, answer)                    return a reward from 0 to 1; 0.999 or more means right
         solution(facts)                         optional: return a right answer, shown by `swarmd task show`
+
+    An environment, a task of several turns, has in place of `generate` and `score`:
+
+        reset(specialty, seed)                  return the first observation (the question), and a state
+        step(state, text)                       return the next observation, a reward, and whether that is all
+        solution(state)                         optional: return the texts of a right answer by turn
     """
 
     def __init__(self, plugin: Any, name: str, digest: str, notes: Sequence[str] = ()) -> None:
@@ -63,9 +74,11 @@ class LoadedPlugin:
         Raises:
             PluginRefused: if an attribute is missing or of the wrong type.
         """
-        if missing := [what for what in ("specialties", "generate", "score") if not hasattr(plugin, what)]:
+        environment = hasattr(plugin, "step")
+        self._begin, scoring = ("reset", "step") if environment else ("generate", "score")
+        if missing := [what for what in ("specialties", self._begin, scoring) if not hasattr(plugin, what)]:
             raise PluginRefused(f"it has no {', no '.join(missing)}")
-        if uncalled := [what for what in ("generate", "score") if not callable(getattr(plugin, what))]:
+        if uncalled := [what for what in (self._begin, scoring) if not callable(getattr(plugin, what))]:
             raise PluginRefused(f"{uncalled[0]} is no function")
         name, version = getattr(plugin, "name", name), getattr(plugin, "version", "")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -74,40 +87,79 @@ class LoadedPlugin:
             )
         if not isinstance(version, str):
             raise PluginRefused(f"its version is {version!r}, no text")
-        try:
-            limits = msgspec.convert(getattr(plugin, "limits", {}), TaskLimits)
-        except msgspec.ValidationError as error:
-            raise PluginRefused(f"limits: {error}") from None
+        limits = _converted("limits", getattr(plugin, "limits", {}), TaskLimits)
+        examples = _converted("examples", getattr(plugin, "examples", ()), tuple[tuple[str, str], ...])
+        if environment:
+            # The environment reads the whole text of a turn.
+            limits = msgspec.structs.replace(limits, whole=True, longest_answer=MAX_WHOLE_CHARACTERS)
         self._plugin = plugin
         specialties = _specialties(plugin.specialties)
-        self.description = PluginDescription(name, version, specialties, limits, digest, tuple(notes))
+        self.description = PluginDescription(
+            name, version, specialties, limits, digest, tuple(notes), environment, examples
+        )
 
     def prepare(self, curriculum: str, specialty: str, n: int) -> Prepared | None:  # noqa: ARG002
         """Generate a question, as `sandbox.worker.Work.prepare` requires."""
         if specialty not in self.description.specialties:
             return None
+        question, facts = self._begun(specialty, n)
+        score = partial(reward, self._plugin, "score", facts)
+        play = partial(self._play, specialty, n) if self.description.environment else None
+        return Prepared(question, score, facts, partial(self._solution, facts), play)
+
+    def _begun(self, specialty: str, n: int) -> tuple[str, Any]:
+        """Return a question, and its facts or the state of a new episode. Raises TaskFault."""
         # Seed the global generator, which some plug-ins use by mistake.
         random.seed(n)
-        made = called(self._plugin, "generate", specialty, n)
+        made, call = called(self._plugin, self._begin, specialty, n), f"{self._begin}({specialty!r}, {n})"
         if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str)):
-            raise TaskFault(f"generate({specialty!r}, {n}) gave {_shown(made)}, not a question and its facts")
-        question, facts = made
-        longest = self.description.limits.longest_question
-        if not 0 < len(question) <= longest:
-            raise TaskFault(
-                f"generate({specialty!r}, {n}) gave a question of {len(question):,} characters (limit: 1"
-                f" to {longest:,})"
-            )
-        if any("\ud800" <= character <= "\udfff" for character in question):
-            raise TaskFault(
-                f"generate({specialty!r}, {n}) gave a question that is no text: it has lone surrogates"
-            )
-        score = partial(reward, self._plugin, "score", facts)
-        return Prepared(question, score, facts, partial(self._solution, facts))
+            raise TaskFault(f"{call} gave {_shown(made)}, not a question and its facts or state")
+        self._check_text(call, "question", made[0])
+        return made
 
-    def _solution(self, facts: object) -> str | None:
-        tells = callable(getattr(self._plugin, "solution", None))
-        return str(called(self._plugin, "solution", facts)) if tells else None
+    def _check_text(self, call: str, kind: str, text: str) -> None:
+        longest = self.description.limits.longest_question
+        if not 0 < len(text) <= longest:
+            raise TaskFault(f"{call} gave a {kind} of {len(text):,} characters (limit: 1 to {longest:,})")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise TaskFault(f"{call} gave a {kind} that is no text: it has lone surrogates")
+
+    def _play(self, specialty: str, n: int, texts: Sequence[str]) -> ScoredAnswer:
+        """Play an episode from its start with these texts. Its reward is the sum of the steps' rewards.
+
+        Texts after the end of the episode earn nothing: no model was asked for them. Raises TaskFault.
+        """
+        _, state = self._begun(specialty, n)
+        observations: list[str] = []
+        total = 0.0
+        for turn, text in enumerate(texts, 1):
+            given = called(self._plugin, "step", state, text)
+            if not (isinstance(given, tuple) and len(given) == 3 and isinstance(given[0], str)):
+                raise TaskFault(
+                    f"step gave {_shown(given)}, not an observation, a reward and whether it ends"
+                )
+            observation, earned, done = given
+            total += number_of("step", earned)
+            if done or turn == self.description.limits.turns:
+                extra = turn < len(texts)
+                score = ScoredAnswer.of(GradeReason.TOO_LONG if extra else min(1.0, total))
+                return score._replace(observations=tuple(observations))
+            self._check_text("step", "observation", observation)
+            observations.append(observation)
+        return ScoredAnswer.of(min(1.0, total))._replace(observations=tuple(observations))
+
+    def _solution(self, facts: object) -> Sequence[str] | None:
+        if not callable(getattr(self._plugin, "solution", None)):
+            return None
+        right = called(self._plugin, "solution", facts)
+        return tuple(map(str, right)) if isinstance(right, list | tuple) else (str(right),)
+
+
+def _converted(name: str, given: object, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise PluginRefused(f"{name}: {error}") from None
 
 
 def called(plugin: Any, function: str, *arguments: object) -> Any:
@@ -121,7 +173,11 @@ def called(plugin: Any, function: str, *arguments: object) -> Any:
 
 def reward(plugin: Any, function: str, *arguments: object) -> float:
     """Call a function of a plug-in that returns a reward. Raises TaskFault."""
-    given = called(plugin, function, *arguments)
+    return number_of(function, called(plugin, function, *arguments))
+
+
+def number_of(function: str, given: object) -> float:
+    """Return a reward that a plug-in's function gave. Raises TaskFault if it is no number from 0 to 1."""
     # Scalars of numpy and torch are not `float`; arrays and tensors with dimensions are no numbers.
     found = float(given) if isinstance(given, SupportsFloat) and not getattr(given, "ndim", 0) else -1.0
     # Rounding: parts of a reward that should sum to 1 can sum to slightly more, as in 0.4 + 0.2 + 0.3 + 0.1.
@@ -193,6 +249,8 @@ def rewarded(
     """
     if not file:
         return work
+    if work.plugin and work.plugin.environment:
+        raise PluginRefused("tasks of several turns are scored by their `step`: put the reward there")
     content = _read(Path(file))
     if hashlib.sha256(content).hexdigest() != digest:
         raise PluginRefused(f"{file} has changed since this node started; stop the node and join again")
@@ -306,10 +364,10 @@ def _slug(path: Path) -> str:
 def _specialties(named: Any) -> tuple[str, ...]:
     if isinstance(named, str | Mapping) or not isinstance(named, Sequence | set | frozenset) or not named:
         raise PluginRefused(f"specialties is {_shown(named)}, not a list of names")
-    if wrong := [name for name in named if not isinstance(name, str) or not _NAME.fullmatch(name)]:
+    if wrong := [name for name in named if not isinstance(name, str) or not _SPECIALTY.fullmatch(name)]:
         raise PluginRefused(
             f"{_shown(wrong[0])} is no specialty's name: at most 64 lower-case letters, digits, hyphens and"
-            " underscores"
+            " underscores, and perhaps a level from .1 to .9"
         )
     if len(named) > MAX_SPECIALTIES or len(set(named)) < len(named):
         raise PluginRefused(f"{len(named)} specialties; there may be {MAX_SPECIALTIES}, none twice")

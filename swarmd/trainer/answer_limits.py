@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from statistics import median_high
 from typing import Final
 
-from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Scored, Task
 
@@ -57,9 +56,8 @@ class AnswerLimits:
         """Note the lengths of this node's own answers."""
         for scored in local:
             specialty, tokens = scored.ref.specialty, scored.tokens.ids if scored.tokens else ()
-            new = tuple(
-                len(ids)
-                for completion, ids in zip(scored.rollout.completions, tokens, strict=False)
-                if curriculum.read(specialty, completion.text) is not GradeReason.NO_ANSWER
+            in_form = curriculum.in_form(
+                specialty, scored.rollout.completions, scored.rewards, scored.observations
             )
+            new = tuple(len(ids) for ids, formed in zip(tokens, in_form, strict=False) if formed)
             self.lengths[specialty] = (*self.lengths.get(specialty, ()), *new)[-KEPT:]

@@ -1,15 +1,16 @@
 """The report of a round (`RoundReport`), computed from the round's data. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import mul
 from typing import Any
 
 from msgspec.structs import asdict
 
 from swarmd.experience.pool import PoolEntry
-from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.curriculum import Curriculum
 from swarmd.trainer.parts import RoundParts
 from swarmd.types import (
     Ages,
@@ -20,6 +21,7 @@ from swarmd.types import (
     ShownRollout,
     TokenCounts,
     UpdateReport,
+    transcript,
 )
 
 # Limits of a question or an answer that is shown to people.
@@ -114,7 +116,7 @@ def report_of(
         generated=len(local),
         informative=sum(s.informative for s in local),
         levels=parts.tasks.staircase.levels,
-        answers=_answer_figures(local, lengths, parts.tasks.curriculum.read, parts.limits.given),
+        answers=_answer_figures(local, lengths, parts.tasks.curriculum, parts.limits.given),
         shown=_shown(local[0]) if local else None,
         off_policy=_ages(off_policy),
         unfit=parts.fitting.take_refused() if parts.fitting else {},
@@ -126,30 +128,38 @@ def report_of(
 def _answer_figures(
     local: Sequence[Scored],
     lengths: Sequence[int],
-    read: Callable[[str, str], str | GradeReason],
+    curriculum: Curriculum,
     limits: Sequence[int],
 ) -> AnswerFigures:
     """Return how this node's completions ended, and whether they give an answer.
 
-    lengths: of the completions, in tokens. read: `Curriculum.read`. limits: `AnswerLimits.given`.
+    lengths: of the completions, in tokens. limits: `AnswerLimits.given`.
     """
-    made = [(s.ref.specialty, completion) for s in local for completion in s.rollout.completions]
+    in_form = [
+        formed
+        for s in local
+        for formed in curriculum.in_form(s.ref.specialty, s.rollout.completions, s.rewards, s.observations)
+    ]
     return AnswerFigures(
-        len(made),
-        cut=_mean([not completion.ended for _, completion in made]),
-        in_form=_mean([read(specialty, c.text) is not GradeReason.NO_ANSWER for specialty, c in made]),
+        len(in_form),
+        cut=_mean([not completion.ended for s in local for completion in s.rollout.completions]),
+        in_form=_mean(in_form),
         length=_mean(lengths),
         limit=_mean([limit for limit in limits if limit]),
     )
 
 
 def _shown(scored: Scored) -> ShownRollout:
-    answers = zip(scored.rollout.completions[:SHOWN_ANSWERS], scored.rewards, strict=False)
+    replies = scored.observations or repeat(())
+    texts = [transcript(c.texts, seen) for c, seen in zip(scored.rollout.completions, replies, strict=False)]
     return ShownRollout(
         scored.round,
         scored.ref.specialty,
         scored.question[:SHOWN_CHARACTERS],
-        tuple((answer.text[:SHOWN_CHARACTERS], reward, answer.ended) for answer, reward in answers),
+        tuple(
+            (text[:SHOWN_CHARACTERS], reward, answer.ended)
+            for text, reward, answer in zip(texts, scored.rewards, scored.rollout.completions, strict=True)
+        )[:SHOWN_ANSWERS],
     )
 
 

@@ -25,7 +25,7 @@ from swarmd.experience.usefulness import useful
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.trainer.parts import ReceivingParts, RoundParts
 from swarmd.trainer.report import Step, merged, report_of
-from swarmd.types import STAGES, Completion, Generation, Rollout, RoundReport, Scored, Task
+from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task
 
 # Maximum number of external rollouts scored per round, the newest that the caps allow; more only if a batch
 # takes more. This limit bounds the cost that many authors can cause.
@@ -76,12 +76,19 @@ def _own(t: int, parts: RoundParts, watch: "_Stopwatch") -> list[Scored]:
             break
         tasks, answers = _answered(parts, watch, missing)
         with watch("score"):
-            rewards = parts.reward(
-                [(task.ref, a.completions) for task, a in zip(tasks, answers, strict=True)]
-            )
+            items = [(task.ref, a.completions) for task, a in zip(tasks, answers, strict=True)]
             new = [
-                Scored(Rollout(task.ref, a.completions, parts.me), task.question, r, t, a.tokens)
-                for task, a, r in zip(tasks, answers, rewards, strict=True)
+                Scored(
+                    Rollout(task.ref, a.completions, parts.me),
+                    task.question,
+                    r,
+                    t,
+                    a.tokens,
+                    observations=seen,
+                )
+                for task, a, r, seen in zip(
+                    tasks, answers, parts.reward(items), parts.tasks.play(items), strict=True
+                )
             ]
         parts.tasks.staircase.saw(new)
         parts.limits.saw(new, parts.tasks.curriculum)
@@ -97,7 +104,10 @@ def _answered(
         tasks = parts.tasks.draw(questions, parts.task_rng)
         with watch("generate"):
             return tasks, parts.policy.generate(
-                [task.question for task in tasks], parts.completions, parts.limits.of(tasks)
+                [task.question for task in tasks],
+                parts.completions,
+                parts.limits.of(tasks),
+                observe=parts.tasks.observer([task.ref for task in tasks]),
             )
     finished = parts.generators.collect()
     return [task for task, _ in finished], [answers for _, answers in finished]
@@ -136,10 +146,10 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
         for rollout in new
         if (task := parts.tasks.task(rollout.ref)) is not None and parts.tasks.trains_on(task)
     ]
-    rewards = parts.reward([(rollout.ref, rollout.completions) for rollout, _ in known])
+    items = [(rollout.ref, rollout.completions) for rollout, _ in known]
     return [
-        _trained_part(parts, Scored(rollout, task.question, r, heard_in(rollout.heard, t)))
-        for (rollout, task), r in zip(known, rewards, strict=True)
+        _trained_part(parts, Scored(rollout, task.question, r, heard_in(rollout.heard, t), observations=seen))
+        for (rollout, task), r, seen in zip(known, parts.reward(items), parts.tasks.play(items), strict=True)
     ]
 
 
@@ -150,7 +160,7 @@ def cut_behind_answers(rollout: Rollout, curriculum: Curriculum) -> Rollout:
     """
     ends = [curriculum.answer_end(completion.text) for completion in rollout.completions]
     cut = tuple(
-        Completion(c.text[:end], c.ended and end in (None, len(c.text)))
+        replace(c, text=c.text[:end], ended=c.ended and end in (None, len(c.text)))
         for c, end in zip(rollout.completions, ends, strict=True)
     )
     return replace(rollout, completions=cut)

@@ -52,7 +52,7 @@ from swarmd.trainer.workers import (
     open_workers,
     sharing,
 )
-from swarmd.types import Score
+from swarmd.types import Score, transcript
 
 log = logging.getLogger(__name__)
 
@@ -284,9 +284,13 @@ class Trainer:
         """Answer a question with the current and the initial weights, without the run's random numbers."""
         self.link.compares = False
         (task,) = self.parts.tasks.draw(1, random.Random())
-        answers = self.policy.answer(task.question), self.policy.first_answer(task.question)
+        asked = task.question, self.parts.tasks.observer([task.ref])
+        answers = self.policy.answer(*asked), self.policy.first_answer(*asked)
         (scores,) = self.verifier.judge([(task.ref, answers)])
-        now, first = ((answer.text, score.reward) for answer, score in zip(answers, scores, strict=True))
+        now, first = (
+            (transcript(answer.texts, score.observations), score.reward)
+            for answer, score in zip(answers, scores, strict=True)
+        )
         self.link.tell(link.ComparedAnswers(task.question, self.round, now, first))
 
     def _pause(self) -> None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +23,6 @@ from swarmd.policy.models.chat import Examples
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.protocols import Reward
 from swarmd.state.folder import write_atomically
-from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import Curriculum, DrawnTasks
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
@@ -76,12 +74,12 @@ class StyleFigures:
         self,
         asked: Generation,
         rewards: Sequence[float],
-        read: Callable[[str], str | GradeReason],
+        in_form: Sequence[bool],
     ) -> None:
         self.groups += 1
         self.mixed += len({*rewards}) > 1
         self.answers += len(rewards)
-        self.in_form += sum(read(c.text) is not GradeReason.NO_ANSWER for c in asked.completions)
+        self.in_form += sum(in_form)
         self.right += sum(reward > 0 for reward in rewards)
         self.cut += sum(not c.ended for c in asked.completions)
         self.tokens += sum(map(len, asked.tokens.ids))
@@ -139,11 +137,12 @@ def tried(
             begun = clock()
             if took and begun + took > end:
                 return found
-            (answers,) = shown.generate([task.question], completions, [most], seed=seed)
-            (rewards,) = reward([(task.ref, answers.completions)])
-            found.setdefault(style, StyleFigures()).add(
-                answers, rewards, partial(tasks.curriculum.read, task.ref.specialty)
-            )
+            observe = tasks.observer([task.ref])
+            (answers,) = shown.generate([task.question], completions, [most], observe=observe, seed=seed)
+            item = task.ref, answers.completions
+            (rewards,), (seen,) = reward([item]), tasks.play([item])
+            in_form = tasks.curriculum.in_form(task.ref.specialty, answers.completions, rewards, seen)
+            found.setdefault(style, StyleFigures()).add(answers, rewards, in_form)
             took = clock() - begun
             if found[style].works and not whole:
                 break

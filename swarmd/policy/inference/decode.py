@@ -1,8 +1,9 @@
 """Batched sampling: a prompt is computed once for all its completions, and finished rows leave the batch."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Final
 
 import torch
@@ -22,6 +23,9 @@ STRIDE_TOKENS: Final = 64
 PACKED_FROM_STEPS: Final = 16
 # Called with the number of finished answers, the number of all answers, and the finished share of the work.
 Done = Callable[[int, int, float], object]
+# Called with rows that ended a turn: the number of the prompt, the row's tokens, and which of them were drawn.
+# Returns the tokens that each row reads before its next turn; none if the answer is complete.
+Reply = Callable[[Sequence[tuple[int, Sequence[int], Sequence[bool]]]], Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class Sampling:
     temperature: float  # 0: always the likeliest token, with log-probabilities at temperature 1
     # Maximum number of new tokens for each prompt, not above `limit`; (): `limit` for all.
     limits: tuple[int, ...] = ()
+    # Gives the ids to read between two turns of an answer; None: answers have one turn.
+    reply: "Reply | None" = None
 
     def room(self, i: int, prompt: Sequence[int]) -> int:
         """Return the maximum number of new tokens for prompt number i; 0 if the prompt fills the context."""
@@ -50,6 +56,8 @@ class Sample:
     ended: bool
     # The version of the weights that drew each token; empty without `between`.
     versions: tuple[int, ...] = ()
+    # Whether each token was drawn, or read between two turns; (): all were drawn. `logprobs` has the drawn ones.
+    drawn: tuple[bool, ...] = ()
 
 
 def decode(
@@ -100,7 +108,12 @@ def decode(
                 else PaddedRows(network, asked, copies, device)
             )
             note = partial(_note, done, ended, len(room), len(prompts) * copies)
-            samples = decode_rows(rows, room, sampling, generator, between, rest, drawn, note)
+            turns = (
+                Turns(sampling.reply, [i for i in group for _ in range(copies)], room)
+                if sampling.reply
+                else None
+            )
+            samples = decode_rows(rows, room, sampling, generator, between, rest, drawn, note, turns)
             ended += len(room)
             for place, i in enumerate(group):
                 answers[i] = samples[place * copies : (place + 1) * copies]
@@ -142,6 +155,7 @@ def decode_rows(
     rest: Callable[[], object] = lambda: None,
     drawn: Callable[[Tensor], object] = lambda _: None,
     note: Callable[[int, float], object] = lambda *_: None,
+    turns: "Turns | None" = None,
 ) -> list[Sample]:
     """Decode rows until all have ended or are full.
 
@@ -156,6 +170,7 @@ def decode_rows(
         rest: see `decode`.
         drawn: see `decode`.
         note: called after each step with the number of ended rows and the finished share of the steps.
+        turns: what the rows read between two turns.
     """
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
@@ -170,10 +185,15 @@ def decode_rows(
     logits = rows.first()
     for step in range(steps):
         token, logprob = _pick(logits, sampling.temperature, generator)
+        if turns:
+            token = turns.read(token, row)
         ids[row, step] = torch.where(alive, token, -1)
         logprobs[row, step] = logprob
         drawn(token)
-        alive = alive & (token[:, None] != ends).all(1) & (step + 1 < most[row])
+        going = (token[:, None] != ends).all(1)
+        if turns:
+            going = turns.go_on(going, alive, row, ids[:, : step + 1])
+        alive = alive & going & (step + 1 < most[row])
         left = [place for place, lives in enumerate(alive.tolist()) if lives]
         note(total - len(left), (step + 1) / steps)
         if not left:
@@ -186,9 +206,61 @@ def decode_rows(
             versions.append(between())
         rest()
         logits = rows.next(token)
-    return [
+    samples = [
         _sample(r, p, sampling.ends, versions) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)
     ]
+    return turns.marked(samples) if turns else samples
+
+
+class Turns:
+    """Feeds the rows of a batch what they read between two turns, token by token, in place of drawn tokens.
+
+    So nothing that a row has computed is lost, and its prefix is not computed again.
+    """
+
+    def __init__(self, reply: Reply, prompts: Sequence[int], room: Sequence[int]) -> None:
+        """Start before the first token.
+
+        prompts: the number of each row's prompt. room: maximum number of tokens of each row.
+        """
+        self._reply, self._prompts, self._room = reply, prompts, room
+        self._next: dict[int, list[int]] = {}  # row -> tokens to read, the next one last
+        self._drawn: list[list[bool]] = [[] for _ in prompts]
+
+    def read(self, token: Tensor, row: Tensor) -> Tensor:
+        """Return the tokens [B], with those that rows read in place of those that were drawn for them."""
+        for place, number in enumerate(row.tolist()):
+            if reading := bool(self._next.get(number)):
+                token[place] = self._next[number].pop()
+            self._drawn[number].append(not reading)
+        return token
+
+    def go_on(self, going: Tensor, alive: Tensor, row: Tensor, ids: Tensor) -> Tensor:
+        """Return which rows go on [B]: also those that read, and those whose turn has ended but not the answer.
+
+        going: whether each token ends nothing. ids: [rows, steps] so far.
+        """
+        there = [
+            (p, n) for p, (n, lives) in enumerate(zip(row.tolist(), alive.tolist(), strict=True)) if lives
+        ]
+        ended = [(p, n) for p, n in there if self._drawn[n][-1] and not going[p]]
+        asked = [(self._prompts[n], ids[n].tolist(), self._drawn[n]) for _, n in ended]
+        for (_, number), tokens in zip(ended, self._reply(asked) if asked else (), strict=True):
+            # There must be room for one more token, which is drawn.
+            if len(tokens) + ids.shape[1] < self._room[number]:
+                self._next[number] = [*reversed(tokens)]
+        for place, number in there:
+            going[place] |= bool(self._next.get(number)) or not self._drawn[number][-1]
+        return going
+
+    def marked(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples of all rows, each with the mask of its drawn tokens."""
+        found = []
+        for sample, drawn in zip(samples, self._drawn, strict=True):
+            mask = tuple(drawn[: len(sample.ids)])
+            logprobs = tuple(compress(sample.logprobs, mask))
+            found.append(replace(sample, logprobs=logprobs, drawn=mask))
+        return found
 
 
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from swarmd.errors import NoModel
@@ -388,6 +389,44 @@ class Chat:
         body = list(ids[:-1] if ended else ids)
         text = self.tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return Completion(self.opening + text, ended)
+
+    def turn(self, observation: str) -> list[int]:
+        """Return the ids between an answer that ended and the next one, with the observation between them.
+
+        Control tokens that are spelled out in an observation are encoded as plain text.
+        """
+        between = ids_of(self.tokenizer, self._frame.after)
+        said = _TRIMS[self._frame.trim](observation)
+        return [
+            *between[between.index(self._end) + 1 if self._end in between else 0 :],
+            *ids_of(self.tokenizer, said, split_special_tokens=True),
+            *ids_of(self.tokenizer, self._frame.pieces[-1] + self.opening),
+        ]
+
+    def read_turns(self, ids: Sequence[int], ended: bool, sampled: Sequence[bool]) -> Completion:
+        """Decode the ids of several turns (`Tokens.sampled`); see `read`."""
+        parts = groupby(zip(ids, sampled, strict=True), key=itemgetter(1))
+        runs = [[i for i, _ in part] for drawn, part in parts if drawn]
+        *earlier, last = (self.read(run, ended or n < len(runs)).text for n, run in enumerate(runs, 1))
+        return Completion(last, ended, tuple(earlier))
+
+    def encode_turns(
+        self, completion: Completion, observations: Sequence[str], limit: int
+    ) -> tuple[list[int], list[bool]]:
+        """Return at most `limit` ids of a completion of several turns, and which of them are the model's.
+
+        See `encode`. There are no ids if a text does not begin with the opening.
+        """
+        ids: list[int] = []
+        sampled: list[bool] = []
+        for text, observation in zip(completion.earlier, observations, strict=False):
+            said, fed = self.encode(Completion(text, ended=True), limit), self.turn(observation)
+            ids += [*said, *fed]
+            sampled += [True] * len(said) + [False] * len(fed)
+        said = self.encode(completion, limit)
+        if not all(text.startswith(self.opening) for text in completion.texts):
+            return [], []
+        return [*ids, *said][:limit], [*sampled, *[True] * len(said)][:limit]
 
     def has_tokens_for(self, text: str) -> bool:
         """Return whether the text survives a round trip. ASCII was checked when the tokenizer was loaded.

@@ -35,6 +35,7 @@ from swarmd.policy.models.lora import NF4, require_nf4
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.tasks.curriculum import CURRICULA, LADDER_9
+from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.terminal import bytes_words, printable
 
 # Values for generate.max_new_tokens = 0.
@@ -272,11 +273,11 @@ def spelled_out(config: NodeConfig, *, longest: bool = False) -> NodeConfig:
     """
     model, curriculum = config.model, config.swarm.curriculum
     examples, opening = model.examples, model.opening
-    known = LADDER_9 if curriculum == "auto" else CURRICULA.get(curriculum)
     if opening == "auto":
         opening = "<answer>" if longest else ""
-    if examples == "on" or (examples == "auto" and longest and known):
-        if known is None:
+    if examples == "on" or (examples == "auto" and longest):
+        known = LADDER_9 if curriculum == "auto" else find_curriculum(curriculum)
+        if examples == "on" and not known.examples:
             raise NoModel(
                 f'model.examples = "on": the own tasks {curriculum} bring no examples. Set it to a list of'
                 " [question, answer] pairs."

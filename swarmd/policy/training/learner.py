@@ -298,7 +298,7 @@ class Learner:
             return Sums()
         # The only wait for the device.
         loss, entropy, clipped, drift, drawn, kl, own = torch.stack(figures).sum(0).tolist()
-        tokens = sum(len(row.completion) for group in groups for row in group)
+        tokens = sum(len(row.targets) for group in groups for row in group)
         measured = 0 if references[0] is None else int(own)
         return Sums(loss, entropy, clipped, tokens, drift, int(drawn), kl, measured)
 
@@ -314,7 +314,7 @@ class Learner:
         for i, group in enumerate(groups):
             self.rest()
             each = iter(self._logprobs(group).tolist())
-            found |= {row: tuple(islice(each, len(row.completion))) for row in group}
+            found |= {row: tuple(islice(each, len(row.targets))) for row in group}
             self._note(groups, i)
         return found
 

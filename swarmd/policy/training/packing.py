@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import compress, groupby
 from typing import Final
 
 import torch
@@ -30,6 +30,17 @@ class Row:
     old: tuple[float, ...] | None  # log-probabilities at sampling; None: use the current policy's
     weight: float  # weight of each of its tokens in the batch's loss
     own: bool = False  # whether this node's policy drew it
+    # Which tokens of the completion a model wrote; the others, of observations, are context. (): all.
+    mask: tuple[bool, ...] = ()
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """The tokens that a model wrote, which are trained on. `old` has one entry for each."""
+        return self.only(self.completion)
+
+    def only(self, of: Sequence[int]) -> tuple[int, ...]:
+        """Return the entries, one for each token of the completion, of the tokens that a model wrote."""
+        return tuple(compress(of, self.mask) if self.mask else of)
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.completion)
@@ -104,29 +115,37 @@ def rows_of(
     """
     rows: list[Row] = []
     for scored, of_rollout in zip(batch, advantages, strict=True):
-        prompt, ids = encoded(scored, chat, limit, context)
-        old: Sequence[tuple[float, ...] | None] = [None] * len(ids)
-        if scored.tokens is not None:
-            old = [p[: len(cut)] for p, cut in zip(scored.tokens.logprobs, ids, strict=True)]
-        own = scored.tokens is not None and scored.tokens.own
-        rows += [Row(prompt, *each, 0.0, own) for each in zip(ids, of_rollout, old, strict=True)]
-    weights = mean([len(row.completion) for row in rows])
+        prompt, found = encoded(scored, chat, limit, context)
+        tokens = scored.tokens
+        logprobs = [None] * len(found) if tokens is None else tokens.logprobs
+        for (ids, mask), advantage, old in zip(found, of_rollout, logprobs, strict=True):
+            row = Row(prompt, ids, advantage, None, 0.0, tokens is not None and tokens.own, mask)
+            rows.append(row if old is None else replace(row, old=old[: len(row.targets)]))
+    weights = mean([len(row.targets) for row in rows])
     return [
         replace(row, weight=weight)
         for row, weight in zip(rows, weights, strict=True)
-        if row.completion and row.advantage
+        if row.targets and row.advantage
     ]
 
 
 def encoded(
     scored: Scored, chat: Chat, limit: int, context: int
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Return a rollout's prompt, and all its completions as they are trained on; see `rows_of`."""
-    prompt = tuple(chat.prompt(scored.question))
+) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[bool, ...]]]]:
+    """Return a rollout's prompt, and all its completions as they are trained on; see `rows_of`.
+
+    A completion is its ids and its mask (`Row.mask`).
+    """
+    prompt, tokens = tuple(chat.prompt(scored.question)), scored.tokens
     room = max(0, min(limit, context - len(prompt)))
-    if scored.tokens is not None:
-        return prompt, [tuple(ids[:room]) for ids in scored.tokens.ids]
-    return prompt, [tuple(chat.encode(completion, room)) for completion in scored.rollout.completions]
+    if tokens is not None:
+        masks = tokens.sampled or [()] * len(tokens.ids)
+        return prompt, [(ids[:room], mask[:room]) for ids, mask in zip(tokens.ids, masks, strict=True)]
+    if scored.observations:
+        pairs = zip(scored.rollout.completions, scored.observations, strict=True)
+        turns = [chat.encode_turns(completion, replies, room) for completion, replies in pairs]
+        return prompt, [(tuple(ids), tuple(mask)) for ids, mask in turns]
+    return prompt, [(tuple(chat.encode(completion, room)), ()) for completion in scored.rollout.completions]
 
 
 def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
@@ -177,8 +196,10 @@ def pack(rows: Sequence[Row], device: torch.device) -> Packed:
     head = (add(rows[0].prompt[:common]),) if common else ()
     for prompt, members in groupby(rows, key=lambda row: row.prompt):
         rest = add(prompt[common:], *head)
-        places = _lay([row.completion[:-1] for row in members], (*head, rest), add)
-        sources += [place for each in places for place in (rest.start + rest.length - 1, *each)]
+        rows_here = list(members)
+        places = _lay([row.completion[:-1] for row in rows_here], (*head, rest), add)
+        for row, each in zip(rows_here, places, strict=True):
+            sources += row.only((rest.start + rest.length - 1, *each))
     return Packed(
         to_device(ids, device),
         to_device(positions, device),
@@ -235,15 +256,17 @@ def pad(rows: Sequence[Row], device: torch.device) -> Padded:
     ids = [[*row.prompt, *row.completion, *[0] * (width - len(row))] for row in rows]
     predicts = torch.zeros(len(rows), width, dtype=torch.bool)
     for place, row in zip(predicts, rows, strict=True):
-        place[len(row.prompt) - 1 : len(row) - 1] = True
+        place[len(row.prompt) - 1 : len(row) - 1] = torch.tensor(row.mask) if row.mask else True
     return Padded(to_device(torch.tensor(ids), device), to_device(predicts, device), _scores(rows, device))
 
 
 def _scores(rows: Sequence[Row], device: torch.device) -> Scores:
+    targets = [row.targets for row in rows]
+    each = [(row, len(of)) for row, of in zip(rows, targets, strict=True)]
     return Scores(
-        to_device([t for row in rows for t in row.completion], device),
-        to_device([row.advantage for row in rows for _ in row.completion], device),
-        to_device([p for row in rows for p in (row.old or [torch.nan] * len(row.completion))], device),
-        to_device([row.weight for row in rows for _ in row.completion], device),
-        to_device([row.own for row in rows for _ in row.completion], device),
+        to_device([t for of in targets for t in of], device),
+        to_device([row.advantage for row, n in each for _ in range(n)], device),
+        to_device([p for row, n in each for p in (row.old or [torch.nan] * n)], device),
+        to_device([row.weight for row, n in each for _ in range(n)], device),
+        to_device([row.own for row, n in each for _ in range(n)], device),
     )

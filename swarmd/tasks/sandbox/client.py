@@ -83,7 +83,7 @@ class _Pending(NamedTuple):
     item: int  # position among the items
     completion: int  # position among the item's completions
     ref: TaskRef
-    answer: str
+    texts: tuple[str, ...]
 
 
 class Verifier:
@@ -134,20 +134,12 @@ class Verifier:
 
         Raises VerifierFailed if the process keeps failing, which no completion can cause.
         """
-        read = [
-            [
-                self._curriculum.read(ref.specialty, completion.text)
-                if self._curriculum.names(ref.specialty, ref.n)
-                else GradeReason.NO_TASK
-                for completion in completions
-            ]
-            for ref, completions in items
-        ]
+        read = [[self._read(ref, completion) for completion in completions] for ref, completions in items]
         pending = [
-            _Pending(i, j, ref, answer)
+            _Pending(i, j, ref, texts)
             for i, ((ref, _), found) in enumerate(zip(items, read, strict=True))
-            for j, answer in enumerate(found)
-            if isinstance(answer, str)
+            for j, texts in enumerate(found)
+            if isinstance(texts, tuple)
         ]
         scores = {(i, j): score for i, j, score in self._mark(pending)}
         return [
@@ -157,6 +149,18 @@ class Verifier:
             )
             for i, found in enumerate(read)
         ]
+
+    def _read(self, ref: TaskRef, completion: Completion) -> tuple[str, ...] | GradeReason:
+        """Return the checked answer by turn, or the reason why it cannot be scored."""
+        if not self._curriculum.names(ref.specialty, ref.n):
+            return GradeReason.NO_TASK
+        if len(completion.texts) > self._curriculum.turns:
+            return GradeReason.TOO_LONG
+        read = [self._curriculum.read(ref.specialty, text) for text in completion.texts]
+        texts = tuple(text for text in read if isinstance(text, str))
+        if len(texts) < len(read):
+            return next(reason for reason in read if isinstance(reason, GradeReason))
+        return texts if sum(map(len, texts)) <= pipe.MAX_WHOLE_CHARACTERS else GradeReason.TOO_LONG
 
     def score(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
         """Return one tuple of rewards, from 0 to 1, per item, in order (`swarmd.protocols.Reward`)."""
@@ -192,14 +196,14 @@ class Verifier:
             )
 
     def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, ScoredAnswer]]:
-        long = any(len(each.answer) > pipe.MAX_OWN_ANSWER_CHARACTERS for each in pending)
+        long = any(sum(map(len, each.texts)) > pipe.MAX_OWN_ANSWER_CHARACTERS for each in pending)
         most = MAX_LONG_ANSWERS if long else MAX_ANSWERS
         for start in range(0, len(pending), most):
             part = pending[start : start + most]
             items = []
             for _, group in groupby(part, key=lambda p: p.item):
                 same = list(group)
-                items.append(ScoreItem(same[0].ref.specialty, same[0].ref.n, tuple(p.answer for p in same)))
+                items.append(ScoreItem(same[0].ref.specialty, same[0].ref.n, tuple(p.texts for p in same)))
             request = VerifierRequest(self._curriculum.name, tuple(items))
             replied = self._ask(partial(_Child.judge, request=request, patience=self._curriculum.patience))
             for item, fault in zip(items, replied.faults, strict=False):

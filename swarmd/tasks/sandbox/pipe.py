@@ -21,6 +21,7 @@ MAX_OWN_ANSWER_CHARACTERS = 1000
 MAX_WHOLE_CHARACTERS = 16_384
 MAX_OWN_QUESTION_CHARACTERS = 16_384
 MAX_FAULT_CHARACTERS = 300
+MAX_TURNS = 64
 # On a busy machine, an answer may take this many times its CPU limit in wall-clock time.
 STARVED_FACTOR = 5.0
 _CHUNK_BYTES = 65_536
@@ -36,6 +37,8 @@ class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     longest_question: Annotated[int, msgspec.Meta(ge=1, le=MAX_OWN_QUESTION_CHARACTERS)] = 8192  # characters
     longest_answer: Annotated[int, msgspec.Meta(ge=1, le=MAX_WHOLE_CHARACTERS)] = 256  # characters
     whole: bool = False  # whether the whole text is the answer, instead of the part in <answer>…</answer>
+    # Maximum number of the model's texts in an environment's episode.
+    turns: Annotated[int, msgspec.Meta(ge=2, le=MAX_TURNS)] = 8
 
 
 class PluginDescription(msgspec.Struct, frozen=True):
@@ -47,17 +50,19 @@ class PluginDescription(msgspec.Struct, frozen=True):
     limits: TaskLimits
     digest: str  # digest of its source
     notes: tuple[str, ...] = ()  # sentences about input that was left out
+    environment: bool = False  # whether a task has several turns
+    examples: tuple[tuple[str, str], ...] = ()  # turns that `model.examples` shows before a question
 
 
 class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A task reference, and answers to the task that passed `answers.read`.
+    """A task reference, and answers to the task, each with its texts by turn. They passed `Curriculum.read`.
 
-    The verifier never receives questions or ground truth.
+    The verifier never receives questions, observations or ground truth.
     """
 
     specialty: str
     n: int
-    answers: tuple[str, ...]
+    answers: tuple[tuple[str, ...], ...]
 
 
 class VerifierRequest(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -88,7 +93,7 @@ class Made(msgspec.Struct, tag="made", array_like=True, frozen=True):
 
     question: str | None
     fault: str = ""
-    answer: str | None = None  # a right answer, if the plug-in gives one
+    answer: tuple[str, ...] | None = None  # the texts of a right answer by turn, if the plug-in gives one
 
 
 class VerifierRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):

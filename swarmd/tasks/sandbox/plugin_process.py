@@ -60,9 +60,17 @@ def _check(plugin: LoadedPlugin, marker: Marker) -> None:
                 f"{specialty}, seed 1, gives another question each time, so other nodes could not check"
                 " answers to it: draw everything from random.Random(seed)"
             )
-        _, fault = marker.mark("", ScoreItem(specialty, 1, SAMPLES))
-        if fault.startswith("score gave") or "refused in the verifier" in fault:
+        turns = plugin.description.limits.turns if plugin.description.environment else 1
+        texts = (*(text * turns for text in SAMPLES), *([first.answer] if first.answer else []))
+        (scores, fault), (others, _) = (marker.mark("", ScoreItem(specialty, 1, texts)) for _ in range(2))
+        if fault.startswith(("score gave", "step gave")) or "refused in the verifier" in fault:
             raise PluginRefused(f"{specialty}, seed 1: {fault}")
+        if different := [pair for pair in zip(scores, others, strict=True) if pair[0] != pair[1]]:
+            one, other = ((*each.observations, f"reward {each.reward}") for each in different[0])
+            raise PluginRefused(
+                f"{specialty}, seed 1: the same texts give {one} and then {other}, so other nodes could not"
+                " check answers to it: draw everything from random.Random(seed)"
+            )
 
 
 @contextlib.contextmanager

@@ -19,9 +19,9 @@ import random
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import psutil
@@ -56,14 +56,16 @@ class Prepared(NamedTuple):
     question: str
     mark: Callable[[str], GradeReason | float]
     facts: Any = None  # the facts that its answers are scored by
-    solution: Callable[[], str | None] = lambda: None  # returns a right answer, if one is known
+    # Returns the texts of a right answer by turn, if one is known.
+    solution: Callable[[], Sequence[str] | None] = lambda: None
+    # Plays an episode again with the model's texts; None: the task has one turn, and `mark` scores it.
+    play: Callable[[Sequence[str]], ScoredAnswer] | None = None
 
 
 class Marked(msgspec.Struct, tag="marked", array_like=True, frozen=True):
     """A worker's result for one answer."""
 
-    reason: GradeReason
-    reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    score: ScoredAnswer
     fault: str = ""  # the plug-in's fault, if any
 
 
@@ -228,7 +230,7 @@ class Marker:
                 )
                 while len(scores) < len(item.answers):
                     word = self.worker.receive(Marked)
-                    scores.append(ScoredAnswer(word.reason, word.reward))
+                    scores.append(word.score)
                     fault = fault or word.fault
             except WorkerLost as loss:
                 self._replace()
@@ -350,10 +352,11 @@ def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None
     except TaskFault as error:
         fault = error
     if job.question:
-        pipe.send(results, Made(prepared.question if prepared else None, str(fault or ""), right))
+        texts = tuple(right) if right else None
+        pipe.send(results, Made(prepared.question if prepared else None, str(fault or ""), texts))
     for answer in item.answers:
         score, said = _scored(prepared, fault, answer)
-        pipe.send(results, Marked(score.reason, score.reward, str(said or "")))
+        pipe.send(results, Marked(score, str(said or "")))
         if said is not None and said.fatal:
             raise said
     if fault is not None and fault.fatal:
@@ -361,13 +364,15 @@ def _do(results: int, work: Work, job: VerifierRequest, item: ScoreItem) -> None
 
 
 def _scored(
-    prepared: Prepared | None, fault: TaskFault | None, answer: str
+    prepared: Prepared | None, fault: TaskFault | None, texts: Sequence[str]
 ) -> tuple[ScoredAnswer, TaskFault | None]:
     if prepared is None:
         return ScoredAnswer.of(GradeReason.FAULT if fault else GradeReason.NO_TASK), fault
     try:
         with marking():
-            return ScoredAnswer.of(prepared.mark(answer)), None
+            if prepared.play is not None:
+                return prepared.play(texts), None
+            return ScoredAnswer.of(prepared.mark(texts[-1])), None
     except TaskFault as error:
         return ScoredAnswer.of(GradeReason.FAULT), error
 
