@@ -35,7 +35,7 @@ NOW = 1_700_000_000.25
 SPECIALTIES = ("basic_arithmetic", "bf", "gcd")
 ROLLOUT = Rollout(
     TaskRef("basic_arithmetic", 7),
-    (Completion("<answer>3</answer>", True), Completion("¬", False)),
+    (Completion("<answer>3</answer>", True, ("<tool>1+2</tool>",)), Completion("¬", False)),
     ALICE.peer_id,
 )
 # Reasons without a name in the product: there, a function returns False or raises ValueError.
@@ -200,20 +200,23 @@ def frame_reason(entry: Entry) -> str:
 
 
 def rollouts() -> Vectors:
-    one = ["bf", 1, [["x", True]]]
+    one = ["bf", 1, [[["x"], True]]]
     good = wire.encode([ROLLOUT], 3, "tiny")
     refused = {
-        "no rollouts": [1, 1, "m", []],
-        "65 rollouts": [1, 1, "m", [one] * 65],
-        "a negative round": [1, -1, "m", [one]],
-        "a negative n": [1, 1, "m", [["bf", -1, [["x", True]]]]],
-        "n is no number": [1, 1, "m", [["bf", True, [["x", True]]]]],
-        "no completions": [1, 1, "m", [["bf", 1, []]]],
-        "65 completions": [1, 1, "m", [["bf", 1, [["x", True]] * 65]]],
-        "a third part of a completion": [1, 1, "m", [["bf", 1, [["x", True, 1.0]]]]],
-        "a model's name of 97 characters": [1, 1, "m" * 97, [one]],
-        "a specialty of 97 characters": [1, 1, "m", [["b" * 97, 1, [["x", True]]]]],
-        "a fifth field": [1, 1, "m", [one], 0],
+        "no rollouts": [2, 1, "m", []],
+        "65 rollouts": [2, 1, "m", [one] * 65],
+        "a negative round": [2, -1, "m", [one]],
+        "a negative n": [2, 1, "m", [["bf", -1, [[["x"], True]]]]],
+        "n is no number": [2, 1, "m", [["bf", True, [[["x"], True]]]]],
+        "no completions": [2, 1, "m", [["bf", 1, []]]],
+        "65 completions": [2, 1, "m", [["bf", 1, [[["x"], True]] * 65]]],
+        "a third part of a completion": [2, 1, "m", [["bf", 1, [[["x"], True, 1.0]]]]],
+        "a model's name of 97 characters": [2, 1, "m" * 97, [one]],
+        "a specialty of 97 characters": [2, 1, "m", [["b" * 97, 1, [[["x"], True]]]]],
+        "no texts": [2, 1, "m", [["bf", 1, [[[], True]]]]],
+        "65 texts": [2, 1, "m", [["bf", 1, [[["x"] * 65, True]]]]],
+        "a text in place of texts": [2, 1, "m", [["bf", 1, [["x", True]]]]],
+        "a fifth field": [2, 1, "m", [one], 0],
     }
     bodies = {wrong: msgpack.packb(document) for wrong, document in refused.items()}
     bodies |= {
@@ -221,12 +224,12 @@ def rollouts() -> Vectors:
         "a byte too much": good + b"\x00",
         "no UTF-8": good.replace("¬".encode(), b"\xff\xfe"),
     }
-    later = msgpack.packb([2, 1, "m", {"new": 1}])
+    later = msgpack.packb([3, 1, "m", {"new": 1}])
     return {
         "good": [{"value": readable(msgpack.unpackb(good)), "body": good.hex()}],
         "bad": [
             *refusals("body", Reason.UNDECODABLE, bodies),
-            *refusals("body", Reason.WRONG_VERSION, {"version 2": later}),
+            *refusals("body", Reason.WRONG_VERSION, {"version 3": later}),
         ],
     }
 

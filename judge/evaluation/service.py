@@ -27,6 +27,7 @@ from judge.errors import (
     FAULT,
     NEWCOMERS_TOO_OFTEN,
     UNHEALTHY,
+    JudgeError,
     Refusal,
     Refused,
     too_often,
@@ -86,6 +87,11 @@ async def open_service(
     evaluator: evaluates uploaded weights; None: the default one. Raises OperatorError.
     """
     lessons = find_curriculum(settings.curriculum)
+    if lessons.turns > 1:
+        raise JudgeError(
+            f"--curriculum {lessons.name} has tasks of several turns, which a judge cannot ask yet. Choose a"
+            " curriculum of one turn; nodes can compare themselves by `swarmd lab`."
+        )
     with (
         contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store,
         contextlib.closing(Reader(Database(settings.database, alone=False))) as reader,

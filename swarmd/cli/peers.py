@@ -16,6 +16,7 @@ from swarmd.cli.settings import configured
 from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
 from swarmd.state.status import Status
 from swarmd.terminal import ended_by_signals, tell
+from swarmd.types import Completion
 
 if TYPE_CHECKING:
     from swarmd.library.joined_swarm import JoinedSwarm, Judged
@@ -191,8 +192,8 @@ class Dialogue:
 
     def _ask(self, task: "Task") -> None:
         answers: list[Judged] = []
-        while len(answers) < self._tries and (text := self._read(len(answers))) is not None:
-            answers.append(self._swarm.judge(task, text))
+        while len(answers) < self._tries and (given := self._played(task, len(answers))) is not None:
+            answers.append(self._swarm.judge(task, given))
             if answers[-1].score.reward == 1:
                 self._right += 1
                 break
@@ -215,6 +216,19 @@ class Dialogue:
             f" {found['shared']['rollouts'] + found['waiting']} shared.",
             sys.stdout,
         )
+
+    def _played(self, task: "Task", tried: int) -> "str | Completion | None":
+        """Read an answer, turn by turn in an environment; return None if the person gives it up."""
+        texts, observe = list[str](), self._swarm.tasks.source.observer([task.ref])
+        while (text := self._read(tried)) is not None:
+            texts.append(text)
+            if observe is None:
+                return text
+            (reply,) = observe([(0, tuple(texts))])
+            if reply is None:
+                return Completion(text, True, tuple(texts[:-1]))
+            print(f"  → {reply}", flush=True)
+        return None
 
     def _read(self, tried: int) -> str | None:
         """Read an answer; return None if the person gives the question up.

@@ -117,7 +117,8 @@ def _one_round(
 ) -> tuple[float, float]:
     drawn = tasks.draw(questions, rng)
     begun = clock()
-    answers = policy.generate([task.question for task in drawn], completions)
+    observe = tasks.observer([task.ref for task in drawn])
+    answers = policy.generate([task.question for task in drawn], completions, observe=observe)
     generated = clock()
     rewards = tuple(float(i % 2) for i in range(completions))
     batch = [

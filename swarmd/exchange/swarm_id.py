@@ -23,7 +23,13 @@ def curriculum_of(config: NodeConfig) -> Curriculum:
     """
     if (name := config.swarm.curriculum) == "auto":
         name = (TINY_9 if config.model.name.startswith("tiny") else LADDER_9).name
-    return find_curriculum(name, config.tasks.reward)
+    found = find_curriculum(name, config.tasks.reward)
+    if found.turns > 1 and (config.workers.processes > 1 or config.generate.engine != "own"):
+        raise ConfigError(
+            f"{found.name} has tasks of several turns, which only the trainer's own engine can answer. Leave"
+            ' the section [workers] out, and set generate.engine to "own".'
+        )
+    return found
 
 
 def swarm_digest(of: Curriculum) -> str:

@@ -26,8 +26,8 @@ VERSION: Final = 2
 MAX_ROLLOUTS = 64
 # Maximum number of completions of one rollout.
 MAX_COMPLETIONS = 64
-# Maximum number of characters of one completion, all its texts together: some 16,000 tokens of a reasoning model. A receiver's memory
-# is bounded by the bytes of a frame or blob, not by this limit.
+# Maximum number of characters of one completion, all its texts together: some 16,000 tokens of a reasoning
+# model. A receiver's memory is bounded by the bytes of a frame or blob, not by this limit.
 MAX_TEXT_CHARACTERS = 65_536
 # Maximum number of texts of one completion.
 MAX_TURNS = 64

@@ -108,7 +108,8 @@ class Questions:
         """Return a right answer; None for own tasks without a known solution."""
         if isinstance(self.source, CurriculumTasks):
             return solution(self.source, task)
-        return self.source.solution(task.ref) if isinstance(self.source, OwnTasks) else None
+        texts = self.source.solution(task.ref) if isinstance(self.source, OwnTasks) else None
+        return texts and "\n".join(texts)
 
 
 def join(

@@ -114,15 +114,15 @@ class LoadedPlugin:
         made, call = called(self._plugin, self._begin, specialty, n), f"{self._begin}({specialty!r}, {n})"
         if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str)):
             raise TaskFault(f"{call} gave {_shown(made)}, not a question and its facts or state")
-        self._check_text(call, "question", made[0])
+        self._check_text(call, "a question", made[0])
         return made
 
     def _check_text(self, call: str, kind: str, text: str) -> None:
         longest = self.description.limits.longest_question
         if not 0 < len(text) <= longest:
-            raise TaskFault(f"{call} gave a {kind} of {len(text):,} characters (limit: 1 to {longest:,})")
+            raise TaskFault(f"{call} gave {kind} of {len(text):,} characters (limit: 1 to {longest:,})")
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise TaskFault(f"{call} gave a {kind} that is no text: it has lone surrogates")
+            raise TaskFault(f"{call} gave {kind} that is no text: it has lone surrogates")
 
     def _play(self, specialty: str, n: int, texts: Sequence[str]) -> ScoredAnswer:
         """Play an episode from its start with these texts. Its reward is the sum of the steps' rewards.
@@ -144,7 +144,7 @@ class LoadedPlugin:
                 extra = turn < len(texts)
                 score = ScoredAnswer.of(GradeReason.TOO_LONG if extra else min(1.0, total))
                 return score._replace(observations=tuple(observations))
-            self._check_text("step", "observation", observation)
+            self._check_text("step", "an observation", observation)
             observations.append(observation)
         return ScoredAnswer.of(min(1.0, total))._replace(observations=tuple(observations))
 

@@ -113,8 +113,8 @@ class Liar:
 
     def claims(self, task: Task, t: int) -> bytes:
         """Return a body that claims rewards and a truth."""
-        completions = [["<answer>0 0</answer>", True, 1.0] for _ in range(COMPLETIONS)]
-        return msgspec.msgpack.encode([1, t, "tiny", [[task.ref.specialty, task.ref.n, completions, "0 0"]]])
+        completions = [[["<answer>0 0</answer>"], True, 1.0] for _ in range(COMPLETIONS)]
+        return msgspec.msgpack.encode([2, t, "tiny", [[task.ref.specialty, task.ref.n, completions, "0 0"]]])
 
     def _right(self, task: Task) -> str:
         return f"<answer>{solution(self.tasks, task)}</answer>"

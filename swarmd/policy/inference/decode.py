@@ -23,7 +23,7 @@ STRIDE_TOKENS: Final = 64
 PACKED_FROM_STEPS: Final = 16
 # Called with the number of finished answers, the number of all answers, and the finished share of the work.
 Done = Callable[[int, int, float], object]
-# Called with rows that ended a turn: the number of the prompt, the row's tokens, and which of them were drawn.
+# Called with rows that ended a turn: the prompt's number, the row's tokens, and which of them were drawn.
 # Returns the tokens that each row reads before its next turn; none if the answer is complete.
 Reply = Callable[[Sequence[tuple[int, Sequence[int], Sequence[bool]]]], Sequence[Sequence[int]]]
 
@@ -56,7 +56,7 @@ class Sample:
     ended: bool
     # The version of the weights that drew each token; empty without `between`.
     versions: tuple[int, ...] = ()
-    # Whether each token was drawn, or read between two turns; (): all were drawn. `logprobs` has the drawn ones.
+    # Whether each token was drawn, or read between two turns; (): all were drawn. `logprobs` has no others.
     drawn: tuple[bool, ...] = ()
 
 
@@ -236,7 +236,7 @@ class Turns:
         return token
 
     def go_on(self, going: Tensor, alive: Tensor, row: Tensor, ids: Tensor) -> Tensor:
-        """Return which rows go on [B]: also those that read, and those whose turn has ended but not the answer.
+        """Return which rows go on [B]: also those that read, or whose turn has ended but not the answer.
 
         going: whether each token ends nothing. ids: [rows, steps] so far.
         """

@@ -44,9 +44,9 @@ def test_offers_match_their_blobs() -> None:
     names, sizes = b"".join(sha256(blob).digest()[:12] for blob in blobs), [len(blob) for blob in blobs]
     assert msgpack.unpackb(offer) == [1, 5, [0, 1] * 4, list(range(8)), sizes, names]
     for r, blob in zip(rollouts, blobs, strict=True):
-        content = ["tiny", [[r.ref.specialty, r.ref.n, [[c.text, c.ended] for c in r.completions]]]]
+        content = ["tiny", [[r.ref.specialty, r.ref.n, [[[c.text], c.ended] for c in r.completions]]]]
         author, body = msgpack.unpackb(unpack(blob))
-        assert author == public_key_of(ME) and msgpack.unpackb(body) == [1, 5, *content]
+        assert author == public_key_of(ME) and msgpack.unpackb(body) == [2, 5, *content]
         item = Offered(ME, r.ref, content_id(blob), len(blob), ME)
         found = offers.decode_blob(blob, {content_id(blob)})
         assert offers.rollout_of(found, item) == wire.RolloutSet(5, "tiny", (r,))

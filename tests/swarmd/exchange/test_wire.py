@@ -8,7 +8,8 @@ from swarmd.types import Completion, Rollout, TaskRef
 
 ME = PeerId("12D3KooWtest")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
-COMPLETIONS = st.lists(st.builds(Completion, TEXT, st.booleans()), min_size=1, max_size=8).map(tuple)
+EARLIER = st.lists(TEXT, max_size=3).map(tuple)
+COMPLETIONS = st.lists(st.builds(Completion, TEXT, st.booleans(), EARLIER), min_size=1, max_size=8).map(tuple)
 ROLLOUTS = st.lists(
     st.builds(
         Rollout,
@@ -31,10 +32,10 @@ def test_decoding_encoded_rollouts_gives_the_same_rollouts(
 ) -> None:
     body = wire.encode(rollouts, number, model)
     document = [
-        1,
+        2,
         number,
         model,
-        [[r.ref.specialty, r.ref.n, [[c.text, c.ended] for c in r.completions]] for r in rollouts],
+        [[r.ref.specialty, r.ref.n, [[[*c.texts], c.ended] for c in r.completions]] for r in rollouts],
     ]
     assert msgpack.unpackb(body) == document and msgpack.packb(document) == body
     decoded = wire.decode(body, ME)
@@ -58,7 +59,7 @@ ALMOST = st.tuples(TEXT, st.integers(-(2**63), 2**63), st.lists(JUNK, max_size=3
 
 
 @settings(max_examples=300)
-@given(st.tuples(st.just(1), st.integers(-1, 5), TEXT | JUNK, st.lists(JUNK | ALMOST, max_size=3)))
+@given(st.tuples(st.just(2), st.integers(-1, 5), TEXT | JUNK, st.lists(JUNK | ALMOST, max_size=3)))
 def test_almost_valid_bodies_are_rejected_or_canonical(document: tuple[object, ...]) -> None:
     body = msgpack.packb(document)
     decoded = wire.decode(body, ME)
@@ -82,7 +83,10 @@ def test_flipped_bits_and_truncations_raise_nothing_and_change_the_content() -> 
 
 
 def test_a_completion_over_the_limit_is_refused() -> None:
-    assert wire.decode(msgpack.packb([1, 1, "m", [["bf", 1, [["x" * 65_537, True]]]]]), ME) is Reason.TOO_LONG
+    assert (
+        wire.decode(msgpack.packb([2, 1, "m", [["bf", 1, [[["x" * 65_530, "x" * 7], True]]]]]), ME)
+        is Reason.TOO_LONG
+    )
     cut = wire.decode(wire.encode([rollout(1, 65_537, 1)], 1, "m" * 97), ME)
     assert isinstance(cut, wire.RolloutSet) and (cut.model, cut.rollouts) == (
         "m" * 96,

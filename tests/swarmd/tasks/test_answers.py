@@ -98,6 +98,6 @@ def test_rewards_are_rounded_scores_or_one_for_the_reason_correct() -> None:
         r: float(r is GradeReason.CORRECT) for r in GradeReason
     }
     assert ScoredAnswer.of(1 / 3) == (GradeReason.PARTLY, 0.3333, ())
-    assert ScoredAnswer.of(0.999) == (GradeReason.CORRECT, 1.0)
-    assert ScoredAnswer.of(0.00004) == (GradeReason.WRONG, 0.0)
+    assert ScoredAnswer.of(0.999) == (GradeReason.CORRECT, 1.0, ())
+    assert ScoredAnswer.of(0.00004) == (GradeReason.WRONG, 0.0, ())
     assert added(*[0.1] * 3) == 0.3

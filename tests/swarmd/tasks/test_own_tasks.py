@@ -98,7 +98,7 @@ def test_a_plugins_scores_are_rewards(tmp_path: Path) -> None:
         (scores,) = verifier.judge([(TaskRef("a", 1), said("", "1", "12", "123", "1234"))])
     assert list(scores) == [
         *map(ScoredAnswer.of, (0.0, 1 / 3, 2 / 3, 1.0)),
-        (GradeReason.FAULT, 0.0),
+        (GradeReason.FAULT, 0.0, ()),
     ]
     assert [score.reward for score in scores] == [0, 0.3333, 0.6667, 1, 0]
     assert [fault[:48] for fault in verifier.faults] == ["a score gave float #.#, not a number from # to #"]
@@ -427,7 +427,7 @@ def test_a_plugin_may_provide_a_right_answer(tmp_path: Path) -> None:
     told = plugin(tmp_path, GOOD + "def solution(facts):\n    return facts + 1\n")
     found = find_curriculum(told)
     with Verifier(found) as maker:
-        assert OwnTasks(found, maker).solution(TaskRef("a", 7)) == "8"
+        assert OwnTasks(found, maker).solution(TaskRef("a", 7)) == ("8",)
     (tmp_path / "silent.py").write_text(GOOD)
     silent = find_curriculum(str(tmp_path / "silent.py"))
     with Verifier(silent) as maker:

@@ -101,11 +101,11 @@ def verifier() -> Iterator[Verifier]:
 
 def test_malformed_requests_are_rejected_and_the_next_request_is_answered(raw: Raw) -> None:
     rng = random.Random(5)
-    good = msgspec.msgpack.encode(VerifierRequest("tiny-9", (ScoreItem("binary_matrix", 1, ("x",)),)))
+    good = msgspec.msgpack.encode(VerifierRequest("tiny-9", (ScoreItem("binary_matrix", 1, (("x",),)),)))
     wrong = [
-        *(None, 7, {"curriculum": "tiny-9"}, ["tiny-9"], ["tiny-9", [["bf", 1, ["x"], "truth"]]]),
-        *(["tiny-9", [["bf", n, ["x"]]]] for n in ("1", 1.5, None, [1])),
-        *(["tiny-9", [["bf", 1, [x]]]] for x in (7, None, b"x", ["x"])),
+        *(None, 7, {"curriculum": "tiny-9"}, ["tiny-9"], ["tiny-9", [["bf", 1, [["x"]], "truth"]]]),
+        *(["tiny-9", [["bf", n, [["x"]]]]] for n in ("1", 1.5, None, [1])),
+        *(["tiny-9", [["bf", 1, [x]]]] for x in (7, None, b"x", "x", [7], [["x"]])),
     ]
     bodies = [
         *(b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", good[:-1], good + b"\0"),
@@ -128,14 +128,15 @@ def test_malformed_requests_are_rejected_and_the_next_request_is_answered(raw: R
 
 def test_unknown_references_and_invalid_answers_get_a_reason(raw: Raw) -> None:
     items = (
-        *(ScoreItem("no such", 1, ("x",)), ScoreItem("bf", -1, ("x",)), ScoreItem("bf", 2**63, ("x", "y"))),
-        *(ScoreItem("bf", 1, ("x" * 1000, "\u202e", "")), ScoreItem("bf", 1, ())),
+        *(ScoreItem("no such", 1, (("x",),)), ScoreItem("bf", -1, (("x",),))),
+        ScoreItem("bf", 2**63, (("x",), ("y",))),
+        *(ScoreItem("bf", 1, (("x" * 1000,), ("\u202e",), ("",))), ScoreItem("bf", 1, ())),
     )
     raw.send(msgspec.msgpack.encode(VerifierRequest("tiny-9", items)))
     nothing = (ScoredAnswer.of(GradeReason.NO_TASK),)
     refused = tuple(map(ScoredAnswer.of, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG)))
     assert raw.reply() == Judgements((nothing, nothing, nothing * 2, refused, ()))
-    raw.send(msgspec.msgpack.encode(VerifierRequest("no such", (ScoreItem("bf", 1, ("x",)),))))
+    raw.send(msgspec.msgpack.encode(VerifierRequest("no such", (ScoreItem("bf", 1, (("x",),)),))))
     assert raw.reply() == Judgements((nothing,))
 
 
