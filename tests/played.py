@@ -16,7 +16,7 @@ class PlayedPolicy:
         self._texts = texts
 
     def generate(
-        self, questions: Sequence[str], completions: int, limits: Sequence[int] = ()
+        self, questions: Sequence[str], completions: int, limits: Sequence[int] = (), **_: object
     ) -> Sequence[Generation]:
         tokens = Tokens(((1,),) * completions, ((-1.0,),) * completions)
         answers = [self._texts(question)[:completions] for question in questions]
@@ -24,7 +24,7 @@ class PlayedPolicy:
             Generation(tuple(Completion(text, ended=True) for text in texts), tokens) for texts in answers
         ]
 
-    def answer(self, question: str) -> Completion:
+    def answer(self, question: str, observe: object = None) -> Completion:
         return Completion(self._texts(question)[0], ended=True)
 
     def update(self, batch: Sequence[Scored], _weigh: Weigh = unweighed) -> UpdateReport:

@@ -92,7 +92,7 @@ class Rambling(PlayedPolicy):
         self.limits: list[list[int]] = []
 
     def generate(
-        self, questions: Sequence[str], completions: int, limits: Sequence[int] = ()
+        self, questions: Sequence[str], completions: int, limits: Sequence[int] = (), **_: object
     ) -> Sequence[Generation]:
         self.limits.append(list(limits))
         ten = Tokens(((1,) * 10,) * completions, ((-1.0,) * 10,) * completions)

@@ -176,7 +176,10 @@ def test_another_program_can_read_a_checkpoint(tmp_path: Path) -> None:
     assert files["run.msgpack"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     run = msgpack.unpackb(content, strict_map_key=False)
     rollout = {"ref": {"specialty": "bf", "n": 3}, "author": "p", "heard": 0, "group": ""}
-    rollout["completions"] = [{"text": "é", "ended": True}, {"text": "", "ended": False}]
+    rollout["completions"] = [
+        {"text": "é", "ended": True, "earlier": []},
+        {"text": "", "ended": False, "earlier": []},
+    ]
     assert (run["schema"], run["round"], run["seed"], run["before"], run["used"]) == (
         1,
         2,
@@ -193,11 +196,13 @@ def test_another_program_can_read_a_checkpoint(tmp_path: Path) -> None:
         "round": 2,
         "tokens": None,
         "whole": [],
+        "observations": [],
     }
     assert ours["tokens"] == {
         "ids": [[1, 2], []],
         "logprobs": [[-0.5, -1.0], []],
         "versions": [],
+        "sampled": [],
         "own": True,
     }
     version, internal, spare = run["task_rng"]

@@ -32,7 +32,7 @@ class Scripted(PlayedPolicy):
         self.script, self.texts = script, RIGHT
 
     def generate(
-        self, questions: Sequence[str], completions: int, limits: Sequence[int] = ()
+        self, questions: Sequence[str], completions: int, limits: Sequence[int] = (), **_: object
     ) -> Sequence[Generation]:
         self.texts = next(self.script)
         return super().generate(questions, completions)

@@ -151,7 +151,7 @@ class Seen(PlayedPolicy):
         self.asked: list[tuple[int, int]] = []  # (questions, completions) per round
         self.batches: list[Sequence[Scored]] = []
 
-    def generate(self, questions, completions, limits=()):  # type: ignore[no-untyped-def]
+    def generate(self, questions, completions, limits=(), observe=None):  # type: ignore[no-untyped-def]
         self.asked.append((len(questions), completions))
         return super().generate(questions, completions)
 

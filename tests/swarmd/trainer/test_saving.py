@@ -59,7 +59,7 @@ class SmallDisk(Checkpoints):
 
 def noting(disk: SlowDisk, function: Callable[..., Any], seen: list[int]) -> Callable[..., Any]:
     """Return the function, changed so that each call first records the saved round in `seen`."""
-    return lambda *given: seen.append(disk.durable()) or function(*given)  # type: ignore[func-returns-value]
+    return lambda *given, **more: seen.append(disk.durable()) or function(*given, **more)  # type: ignore[func-returns-value]
 
 
 # Helpers that read what the trainer sends and saves.
@@ -359,7 +359,7 @@ def test_an_interrupted_round_is_lost_and_the_rounds_before_it_are_saved(
         name = "generate" if stage == "generate" else "update"
         work = getattr(policy, name)
 
-        def stopped(*given: Any) -> Any:
+        def stopped(*given: Any, **_: Any) -> Any:
             if trainer.round == 2:
                 daemon.sendall(link.pack(link.Stop(now=True)))
                 wait_until(lambda: trainer.link.hurried)

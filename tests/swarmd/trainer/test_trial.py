@@ -69,7 +69,13 @@ class _AskedSo:
     style: PromptStyle
 
     def generate(
-        self, questions: Sequence[str], completions: int, limits: Sequence[int], *, seed: int
+        self,
+        questions: Sequence[str],
+        completions: int,
+        limits: Sequence[int],
+        *,
+        seed: int,
+        observe: object = None,
     ) -> Sequence[Generation]:
         assert seed == 7 and len(questions) == 1
         self.model.now += self.model.first
