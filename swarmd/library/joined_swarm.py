@@ -109,7 +109,7 @@ class Questions:
         if isinstance(self.source, CurriculumTasks):
             return solution(self.source, task)
         texts = self.source.solution(task.ref) if isinstance(self.source, OwnTasks) else None
-        return texts and "\n".join(texts)
+        return "\n".join(texts) if texts else None
 
 
 def join(
@@ -299,9 +299,10 @@ class JoinedSwarm:
         """Return one tuple of rewards per item. Waits for our own verifier, a contained process."""
         return self._own_verifier().score([(ref, _completions(texts)) for ref, texts in items])
 
-    def judge(self, task: Task, text: str) -> Judged:
-        """Score one answer, with the reason. Adds missing <answer> tags if the specialty needs them."""
-        completion = _completion(self.curriculum.tagged(task.ref.specialty, text))
+    def judge(self, task: Task, answer: str | Completion) -> Judged:
+        """Score one answer, with the reason. Adds <answer> tags that a text needs and lacks."""
+        tagged = partial(self.curriculum.tagged, task.ref.specialty)
+        completion = _completion(tagged(answer) if isinstance(answer, str) else answer)
         ((score,),) = self._own_verifier().judge([(task.ref, [completion])])
         return Judged(completion, score)
 
@@ -448,9 +449,10 @@ def _completions(answers: Sequence[str | Completion]) -> tuple[Completion, ...]:
 
 
 def _completion(text: str | Completion) -> Completion:
-    """Return a completion whose text has no lone surrogates: they cannot be sent."""
+    """Return a completion whose texts have no lone surrogates: they cannot be sent."""
     given = text if isinstance(text, Completion) else Completion(text, ended=True)
-    return replace(given, text=given.text.encode(errors="replace").decode())
+    *earlier, last = (each.encode(errors="replace").decode() for each in given.texts)
+    return Completion(last, given.ended, tuple(earlier))
 
 
 def _from_first_rank(found: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
