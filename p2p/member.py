@@ -100,28 +100,23 @@ class Member:
         self.topic, self.topics = topic, [topic, *dict.fromkeys(also)]
         self._recall = SeenFile(folder, clock)
         self.reputation = Reputation()
-        self.inbox = Inbox(
-            identity.peer_id,
-            topic.swarm_id,
-            limits,
-            not_before=self._recall.not_before,
-            reputation=self.reputation,
-            group_of=lambda via: self.reputation.group(via) or NOT_NOTED,
-            note=lambda trace: self._recall.note(trace.sent_at),
-        )
-        self._also = {
-            topic: Inbox(
+        inboxes = {
+            each: Inbox(
                 identity.peer_id,
-                topic.swarm_id,
+                each.swarm_id,
                 limits,
                 not_before=self._recall.not_before,
                 reputation=self.reputation,
+                group_of=lambda via: self.reputation.group(via) or NOT_NOTED,
+                note=lambda trace: self._recall.note(trace.sent_at),
             )
-            for topic in also
+            for each in self.topics
         }
+        self.inbox = inboxes[topic]
         self._knows = knows
         self._noted_at = 0.0
-        self.reports: Counter[Reason] = Counter()
+        # Frames refused since the start, by reason, including calls of `report`.
+        self.rejected: Counter[Reason] = Counter()
         # Refusals that `refused` has already returned.
         self._returned: Counter[Reason] = Counter()
         self._sequence = sequence
@@ -135,7 +130,7 @@ class Member:
                 self.deliver,
                 self.answer,
                 self.score,
-                {topic: partial(self._receive, inbox) for topic, inbox in self._also.items()},
+                {each: partial(self._receive, inboxes[each]) for each in also},
             )
         )
         self._session = TwinSession(identity, clock(), secrets.token_bytes)
@@ -150,11 +145,6 @@ class Member:
         self._stay = trio.CancelScope()
         # Set by `come_back`; None while we are in the swarm.
         self._left: trio.Event | None = None
-
-    @property
-    def rejected(self) -> Counter[Reason]:
-        """Count the frames refused since the start, by reason, including calls of `report`."""
-        return sum((inbox.counts for inbox in self._also.values()), self.inbox.counts + self.reports)
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
         """Stay in the swarm until cancelled (trio).
@@ -187,6 +177,7 @@ class Member:
         outcome = inbox.receive(frame, now, via)
         self._note_peers(now)
         if isinstance(outcome, Reason):
+            self.rejected[outcome] += 1
             if via is not None:
                 self._blame(via, outcome, now)
             return outcome.verdict
@@ -259,18 +250,18 @@ class Member:
 
     def report(self, author: PeerId, reason: Reason) -> None:
         now = self._clock()
-        self.reports[reason] += 1
+        self.rejected[reason] += 1
         self.inbox.charge(author, _REPORT_CHARGE, now)
         self._blame(author, reason, now)
 
     def ignore(self, reason: Reason) -> None:
         """Count an admitted frame that we cannot use. No peer is charged for it, and it is forwarded."""
-        self.inbox.counts[reason] += 1
+        self.rejected[reason] += 1
 
     def refused(self) -> Mapping[Reason, int]:
         """Return how many frames and contents were refused since the last call, by reason."""
-        rejected = self.rejected
-        refused, self._returned = rejected - self._returned, rejected
+        refused = self.rejected - self._returned
+        self._returned = self.rejected.copy()
         return refused
 
     async def _be_there(self, task_status: Started) -> None:

@@ -8,7 +8,6 @@ only for frames that it signed, so nobody can use up another node's quota. A for
 connection that brought it.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -70,7 +69,6 @@ class Inbox:
         self._own_key = public_key_of(me)
         self.swarm_id = swarm_id
         self.limits = limits or AdmissionLimits()
-        self.counts: Counter[Reason] = Counter()
         self._reputation = reputation or Reputation()
         self._group_of, self._note, self._verify = group_of, note, verify
         self._replays = Replays(self.limits.authors, not_before)
@@ -92,20 +90,6 @@ class Inbox:
 
         now: seconds since the epoch. via: the peer that handed the frame over, None if unknown.
         """
-        if isinstance(outcome := self._from(via, frame, now), Reason):
-            self.counts[outcome] += 1
-        return outcome
-
-    def charge(self, author: PeerId, frames: float, now: float) -> None:
-        """Take `frames` off an author's quota, because one of its admitted frames proved bad.
-
-        The quota falls to one burst below zero at most.
-        """
-        bucket = self._frames.of(public_key_of(author), now)
-        bucket.refill(now)
-        bucket.spend(frames)
-
-    def _from(self, via: PeerId | None, frame: bytes, now: float) -> Envelope | Reason:
         if via is None:
             # The engine does not know the connection: only the author can be charged.
             return self._admit(frame, now, NOBODY)
@@ -117,6 +101,15 @@ class Inbox:
         size.spend(len(frame))
         holder = Holder(self._group_of(via) or via, via)
         return Reason.SHUNNED if self._reputation.shunned(via, now) else self._admit(frame, now, holder)
+
+    def charge(self, author: PeerId, frames: float, now: float) -> None:
+        """Take `frames` off an author's quota, because one of its admitted frames proved bad.
+
+        The quota falls to one burst below zero at most.
+        """
+        bucket = self._frames.of(public_key_of(author), now)
+        bucket.refill(now)
+        bucket.spend(frames)
 
     def _admit(self, frame: bytes, now: float, holder: Holder) -> Envelope | Reason:
         if len(frame) > MAX_FRAME_BYTES:

@@ -62,7 +62,7 @@ def load(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, seed
         FRAMES * wire.MAX_ROLLOUTS * each,
         fmean(counts[SETTLED:]),
         fmean(seconds[SETTLED:]),
-        member.reports[Reason.USELESS],
+        member.rejected[Reason.USELESS],
     )
     show(f"scoring, {rounds} rounds", result)
     return result

@@ -39,7 +39,7 @@ def reasons(
     return [reason(box.receive(one, now, via)) for one in frames]
 
 
-def test_each_rule_rejects_frames_and_counts_them() -> None:
+def test_each_rule_rejects_frames() -> None:
     box = inbox()
     assert box.receive(frame(A, 1), NOW) == Envelope(A.peer_id, 1, NOW, "rollouts", b"body")
     assert [reason(box.receive(frame(A, n, NOW + late), NOW)) for n, late in ((5, -299), (6, 9))] == [
@@ -60,7 +60,6 @@ def test_each_rule_rejects_frames_and_counts_them() -> None:
     }
     for hostile, expected in cases.items():
         assert reason(box.receive(hostile, NOW)) is expected
-    assert box.counts == dict.fromkeys(cases.values(), 1) | {Reason.STALE: 2}
     assert Reason.STALE.verdict is Verdict.IGNORE  # the forwarding peer is not to blame for a wrong clock
 
 

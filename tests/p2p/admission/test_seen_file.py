@@ -38,7 +38,7 @@ def frame(author: Identity, sequence: int, at: float) -> bytes:
 def test_a_first_run_admits_nothing_sent_before_it(tmp_path: Path) -> None:
     life = Life(tmp_path, NOW)
     assert not life.hears(frame(A, 1, NOW - 1)) and life.hears(frame(A, 2, NOW))
-    assert life.member.inbox.counts == {Reason.OLD: 1}
+    assert life.member.rejected == {Reason.OLD: 1}
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -171,7 +171,7 @@ async def test_a_small_set_is_sent_without_a_fetch(autojump_clock: trio.testing.
     small = [Rollout(TaskRef("bf", 1), (Completion("a", True), Completion("b", True)), a.id)]
     gossip(a.member, small)
     async with running(b):
-        assert b.got == small and not b.member.reports
+        assert b.got == small and not b.member.rejected
 
 
 async def test_rollouts_of_an_author_that_left_are_fetched_from_another_holder(
@@ -301,7 +301,7 @@ async def test_the_author_of_a_malformed_blob_is_blamed(
     async with running(b):
         liar.member.publish(offers.KIND, msgspec.msgpack.encode([1, 1, [0], [5], [len(blob)], name]))
         await settled(1)
-    assert not b.got and b.member.reports == {Reason.UNDECODABLE: 1} and b.tried[-1] == (liar.id, False)
+    assert not b.got and b.member.rejected == {Reason.UNDECODABLE: 1} and b.tried[-1] == (liar.id, False)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ async def test_the_author_of_a_blob_with_another_task_is_blamed_and_it_takes_no_
     async with running(b):
         shared = honest.share(7)
         await settled(1)
-    assert b.got == shared and b.member.reports == {Reason.MISLABELLED: 1} and b.market.missed == 1
+    assert b.got == shared and b.member.rejected == {Reason.MISLABELLED: 1} and b.market.missed == 1
 
 
 ANSWERS = (Completion("an answer", True), Completion("another", True))
@@ -345,7 +345,7 @@ async def test_the_thief_of_a_copied_offer_is_blamed_and_the_author_is_credited(
         thief.member.publish(offers.KIND, body)
         thief.share(*range(20, 24))
         await settled(1)
-        assert not b.got and b.member.reports == {Reason.NOT_ITS_OWN: 1}
+        assert not b.got and b.member.rejected == {Reason.NOT_ITS_OWN: 1}
         assert b.status["on_offer"] == 0, "other offers of the thief were kept"
         assert b.status["set_aside"] == 1, "the thief did not lose credit as for an unserved blob"
         assert (thief.id, True) not in b.tried
@@ -411,7 +411,7 @@ async def test_a_copied_offer_with_other_task_or_size_takes_nothing_from_the_aut
         b.driver.put(RoundBegan(1, Lead()))
         await settled(1)
         # If the task differs, the rollout was not chosen and takes no place. The author's offer stays.
-        assert b.member.reports[Reason.NOT_ITS_OWN] == 1 and len(b.got) == (what == "size")
+        assert b.member.rejected[Reason.NOT_ITS_OWN] == 1 and len(b.got) == (what == "size")
         b.market.choice = Uncapped(SharingSettings(), 1, lambda item: Author(item.author))
         b.begin()
         await settled(1)
@@ -467,7 +467,7 @@ async def test_a_malformed_offer_is_reported(body: bytes, reason: Reason) -> Non
     a.member.publish(offers.KIND, body)
     async with running(b):
         pass
-    assert b.member.reports == {reason: 1} and not len(b.member.blobs.held)
+    assert b.member.rejected == {reason: 1} and not len(b.member.blobs.held)
 
 
 async def test_a_holder_that_sends_more_than_offered_is_cut_off() -> None:

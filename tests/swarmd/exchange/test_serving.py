@@ -163,7 +163,7 @@ async def test_a_restart_counts_as_one_failure(autojump_clock: trio.testing.Mock
         shared = again.share(*range(20, 28))
         await settled(1)
         assert len(b.got) == 4 and all(rollout in shared for rollout in b.got)
-    assert b.member.score(a.id) == 0 and not b.member.reports
+    assert b.member.score(a.id) == 0 and not b.member.rejected
 
 
 async def test_an_author_that_left_is_not_blamed(autojump_clock: trio.testing.MockClock) -> None:
@@ -173,7 +173,7 @@ async def test_an_author_that_left_is_not_blamed(autojump_clock: trio.testing.Mo
         a.share(*range(60))
         engine_of(a).leave()
         await settled(100)
-    assert b.market.missed > 20 and b.member.score(a.id) == 0 and not b.member.reports
+    assert b.market.missed > 20 and b.member.score(a.id) == 0 and not b.member.rejected
 
 
 async def test_a_serving_author_that_refuses_its_offer_is_blamed_a_little(
@@ -187,7 +187,7 @@ async def test_a_serving_author_that_refuses_its_offer_is_blamed_a_little(
                 offers.KIND, offers._body(1, [(0, 10 * n + i, 100, bytes([n, i]) * 6) for i in range(8)])
             )
             await settled(1)
-    assert b.member.reports == {Reason.UNSERVED: 1} and b.tried[-1] == (a.id, False)
+    assert b.member.rejected == {Reason.UNSERVED: 1} and b.tried[-1] == (a.id, False)
     assert -2 <= b.member.score(a.id) < 0  # but not lower
 
 
@@ -204,7 +204,7 @@ async def test_a_silent_author_is_blamed_if_another_serves(
             await settled(MIN_FETCH_S + 1)
             b.begin()
         await settled(MIN_FETCH_S + 1)
-    assert b.member.reports == {Reason.UNSERVED: 1} and {r.author for r in b.got} == {other.id}
+    assert b.member.rejected == {Reason.UNSERVED: 1} and {r.author for r in b.got} == {other.id}
 
 
 async def test_offering_another_authors_blob_harms_only_the_thief(

@@ -78,7 +78,7 @@ def test_garbage_is_refused_counted_and_reported() -> None:
     a.publish(wire.KIND, b"no rollouts")
     a.publish("later", b"whatever")
     assert from_b.collect() == ([], {Reason.UNDECODABLE.value: 1, Reason.UNKNOWN_KIND.value: 1})
-    assert b.reports == {Reason.UNDECODABLE: 1}
+    assert b.rejected == {Reason.UNDECODABLE: 1, Reason.UNKNOWN_KIND: 1}
 
 
 def test_held_out_tasks_are_rejected_and_the_other_rollouts_are_used() -> None:
@@ -89,7 +89,7 @@ def test_held_out_tasks_are_rejected_and_the_other_rollouts_are_used() -> None:
         round_number=1,
     )
     assert from_b.collect() == (rollouts(a, 1), {Reason.UNKNOWN_TASK.value: 1})
-    assert b.reports == {Reason.UNKNOWN_TASK: 1}
+    assert b.rejected == {Reason.UNKNOWN_TASK: 1}
 
 
 def test_frames_rejected_at_admission_are_counted_in_the_next_round() -> None:
@@ -104,5 +104,5 @@ def test_more_rollouts_than_fit_into_a_body_are_offered_whatever_their_size() ->
     (a, from_a), (b, from_b) = (join(swarm, i) for i in (1, 2))
     from_a.share(rollouts(a, *range(wire.MAX_ROLLOUTS + 1)), round_number=1)
     found, refused = from_b.collect()
-    assert len(found) == NodeConfig().round.wanted and not refused and not b.reports
+    assert len(found) == NodeConfig().round.wanted and not refused and not b.rejected
     assert len(a.blobs.held) == wire.MAX_ROLLOUTS + 1
