@@ -11,7 +11,7 @@ from pathlib import Path
 import trio
 
 from p2p.address import parse_endpoint
-from p2p.admission.inbox import AdmissionLimits, Inbox
+from p2p.admission.inbox import Inbox
 from p2p.admission.reputation import Reputation
 from p2p.admission.seen_file import SeenFile
 from p2p.blobs.blobs import BlobServer, BlobStore
@@ -90,7 +90,6 @@ class Member:
         sequence: Iterator[int],
         clock: Callable[[], float],
         admitted: Callable[[Envelope], object],
-        limits: AdmissionLimits | None = None,
         folder: Path | None = None,
         also: Sequence[Topic] = (),
         knows: Callable[[str], bool] = lambda _: True,
@@ -104,7 +103,6 @@ class Member:
             each: Inbox(
                 identity.peer_id,
                 each.swarm_id,
-                limits,
                 not_before=self._recall.not_before,
                 reputation=self.reputation,
                 group_of=lambda via: self.reputation.group(via) or NOT_NOTED,

@@ -9,7 +9,6 @@ connection that brought it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from p2p.admission.replays import NOBODY, Holder, Replays, Trace
 from p2p.admission.reputation import Reputation
@@ -18,25 +17,16 @@ from p2p.identity import peer_id_of, public_key_of
 from p2p.rate_limit import TokenBuckets
 from p2p.types import Envelope, PeerId, Reason
 
-
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    """Limits of one node. A token bucket holds its burst when full."""
-
-    # The quota of one author. A node sends one frame a round; tiny models play several rounds a second. A
-    # burst is shorter than the memory of an author's frames (`replays.FRAMES`), so that a burst that arrives
-    # out of order loses no frame.
-    frames_per_second: float = 5.0
-    frames_burst: float = 60.0
-    bytes_per_second: float = 512 * 1024.0
-    bytes_burst: float = 8 * 1024 * 1024.0
-    # The quota of one connection, which brings frames of many authors.
-    via_frames_per_second: float = 200.0
-    via_frames_burst: float = 600.0
-    via_bytes_per_second: float = 4 * 1024 * 1024.0
-    via_bytes_burst: float = 32 * 1024 * 1024.0
-    # Authors that are remembered.
-    authors: int = 8_192
+# The quota of one author, rate and burst: frames, and bytes. A node sends one frame a round; tiny models play
+# several rounds a second. A burst is shorter than the memory of an author's frames (`replays.FRAMES`). So a
+# burst that arrives out of order loses no frame.
+FRAMES_PER_S, FRAMES_AT_ONCE = 5.0, 60.0
+BYTES_PER_S, BYTES_AT_ONCE = 512 * 1024.0, 8 * 1024 * 1024.0
+# The quota of one connection, which brings frames of many authors.
+VIA_FRAMES_PER_S, VIA_FRAMES_AT_ONCE = 200.0, 600.0
+VIA_BYTES_PER_S, VIA_BYTES_AT_ONCE = 4 * 1024 * 1024.0, 32 * 1024 * 1024.0
+# Authors that are remembered.
+MAX_AUTHORS = 8_192
 
 
 class Inbox:
@@ -45,7 +35,6 @@ class Inbox:
     Args:
         me: our peer id.
         swarm_id: 16 bytes (`Topic.swarm_id`).
-        limits: quotas; None for the default.
         not_before: frames sent earlier are refused, so that a restart admits no replays. Seconds since the
             epoch.
         reputation: the scores of peers; None for new ones.
@@ -58,7 +47,6 @@ class Inbox:
         self,
         me: PeerId,
         swarm_id: bytes,
-        limits: AdmissionLimits | None = None,
         *,
         not_before: float = 0.0,
         reputation: Reputation | None = None,
@@ -68,22 +56,15 @@ class Inbox:
     ) -> None:
         self._own_key = public_key_of(me)
         self.swarm_id = swarm_id
-        self.limits = limits or AdmissionLimits()
         self._reputation = reputation or Reputation()
         self._group_of, self._note, self._verify = group_of, note, verify
-        self._replays = Replays(self.limits.authors, not_before)
+        self._replays = Replays(MAX_AUTHORS, not_before)
         # By the author's key.
-        self._frames = TokenBuckets[bytes](
-            self.limits.frames_per_second, self.limits.frames_burst, self.limits.authors
-        )
-        self._bytes = TokenBuckets[bytes](
-            self.limits.bytes_per_second, self.limits.bytes_burst, self.limits.authors
-        )
+        self._frames = TokenBuckets[bytes](FRAMES_PER_S, FRAMES_AT_ONCE, MAX_AUTHORS)
+        self._bytes = TokenBuckets[bytes](BYTES_PER_S, BYTES_AT_ONCE, MAX_AUTHORS)
         # By connection.
-        self._via_frames = TokenBuckets[PeerId](
-            self.limits.via_frames_per_second, self.limits.via_frames_burst
-        )
-        self._via_bytes = TokenBuckets[PeerId](self.limits.via_bytes_per_second, self.limits.via_bytes_burst)
+        self._via_frames = TokenBuckets[PeerId](VIA_FRAMES_PER_S, VIA_FRAMES_AT_ONCE)
+        self._via_bytes = TokenBuckets[PeerId](VIA_BYTES_PER_S, VIA_BYTES_AT_ONCE)
 
     def receive(self, frame: bytes, now: float, via: PeerId | None = None) -> Envelope | Reason:
         """Check a frame, and return its envelope or the reason to refuse it.

@@ -21,7 +21,7 @@ from multiaddr import Multiaddr
 
 from p2p.admission import dials, fair_queue, inbound_slots, replays
 from p2p.admission.fair_queue import FairQueue
-from p2p.admission.inbox import AdmissionLimits
+from p2p.admission.inbox import MAX_AUTHORS
 from p2p.admission.replays import Holder, Replays, Trace
 from p2p.blobs import blobs
 from p2p.blobs.blobs import BlobStore
@@ -69,8 +69,8 @@ LIMITS = (
     Limit(
         "authors remembered",
         "an equal part of group and connection, if it is full",
-        f"{AdmissionLimits().authors:,}",
-        (AdmissionLimits().authors * AUTHOR + 8 * replays.SLOTS) / MIB,
+        f"{MAX_AUTHORS:,}",
+        (MAX_AUTHORS * AUTHOR + 8 * replays.SLOTS) / MIB,
     ),
     Limit(
         "received frames that wait for a neighbour",

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.admission.inbox import AdmissionLimits
+from p2p.admission import inbox
 from p2p.blobs.blobs import content_id
 from p2p.identity import Identity
 from p2p.member import Member
@@ -45,9 +45,6 @@ PEER = ROOT / "tests" / "engines" / "js" / "peer.mjs"
 FRAMES, AT_ONCE = 1_000, 50
 # Seconds between bursts of AT_ONCE messages; a connection with a higher rate is cut off.
 AT_ONCE_S = AT_ONCE / 200
-# High enough that quotas play no part here; other tests check them. The bursts stay below the limit of
-# messages on a connection.
-LIMITS = AdmissionLimits(frames_burst=2.0 * FRAMES, via_frames_burst=2.0 * FRAMES)
 
 pytestmark = [
     pytest.mark.net,
@@ -103,7 +100,11 @@ async def js_peer(
             await process.wait()
 
 
-async def test_js_libp2p_takes_part_fully(nursery: trio.Nursery) -> None:
+async def test_js_libp2p_takes_part_fully(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    # High enough that quotas play no part here; other tests check them. The bursts stay below the limit of
+    # messages on a connection.
+    monkeypatch.setattr(inbox, "FRAMES_AT_ONCE", 2.0 * FRAMES)
+    monkeypatch.setattr(inbox, "VIA_FRAMES_AT_ONCE", 2.0 * FRAMES)
     heard: list[Envelope] = []
     member = Member(
         Identity(bytes([1]) * 32),
@@ -112,7 +113,6 @@ async def test_js_libp2p_takes_part_fully(nursery: trio.Nursery) -> None:
         sequence=itertools.count(int(time.time() * 1000)),
         clock=time.time,
         admitted=heard.append,
-        limits=LIMITS,
     )
     stored = vectors.blobs()["good"][0]
     blob = bytes.fromhex(stored["blob"])

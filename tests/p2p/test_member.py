@@ -1,7 +1,9 @@
 import itertools
 import random
 
-from p2p.admission.inbox import AdmissionLimits
+import pytest
+
+from p2p.admission import inbox
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
@@ -11,10 +13,8 @@ from tests.doubles import NOW, TOPIC, Clock, ListeningMember, memory_member
 from tests.p2p.lossy import LossySwarm
 
 
-def member(
-    swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: AdmissionLimits | None = None
-) -> ListeningMember:
-    return memory_member(swarm, n, lambda: NOW, topic=topic, limits=limits)
+def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC) -> ListeningMember:
+    return memory_member(swarm, n, lambda: NOW, topic=topic)
 
 
 def test_frames_of_helped_swarms_are_admitted_and_forwarded() -> None:
@@ -57,9 +57,10 @@ def test_a_member_that_left_sends_nothing_until_it_returns() -> None:
     assert [envelope.body for envelope in b.received()] == [b"\0", b"\3"]
 
 
-def test_reports_lower_an_authors_quota_and_then_its_score() -> None:
+def test_reports_lower_an_authors_quota_and_then_its_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "FRAMES_AT_ONCE", 5.0)
     swarm = MemorySwarm()
-    a, b = member(swarm, 1), member(swarm, 2, limits=AdmissionLimits(frames_burst=5))
+    a, b = member(swarm, 1), member(swarm, 2)
     a.publish("rollouts", b"1")
     b.report(a.identity.peer_id, Reason.UNDECODABLE)
     a.publish("rollouts", b"2")

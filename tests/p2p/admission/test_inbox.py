@@ -1,10 +1,12 @@
 import random
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from p2p.admission.inbox import AdmissionLimits, Inbox
+from p2p.admission import inbox as limits_of
+from p2p.admission.inbox import Inbox
 from p2p.admission.replays import AHEAD_S, FRAMES
 from p2p.envelope import MAX_FRAME_BYTES, seal
 from p2p.identity import Identity
@@ -17,7 +19,11 @@ ME, A, B = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
 
 
 def inbox(not_before: float = 0.0, **limits: float) -> Inbox:
-    return Inbox(ME.peer_id, SWARM, AdmissionLimits(**limits), not_before=not_before)  # type: ignore[arg-type]
+    """Make an inbox with other limits than the default, such as FRAMES_AT_ONCE."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, limit in limits.items():
+            patch.setattr(limits_of, name, limit)
+        return Inbox(ME.peer_id, SWARM, not_before=not_before)
 
 
 def frame(author: Identity, sequence: int, at: float = NOW, body: bytes = b"body") -> bytes:
@@ -73,7 +79,7 @@ def test_frames_of_an_author_are_admitted_in_any_order_but_only_once() -> None:
 
 
 def test_a_frame_from_the_future_makes_only_frames_of_its_author_old() -> None:
-    box = inbox(frames_burst=1000)
+    box = inbox(FRAMES_AT_ONCE=1000)
     assert all(reason(box.receive(frame(A, n, NOW + 10 - n / 1e3), NOW)) is None for n in range(FRAMES + 1))
     assert reason(box.receive(frame(A, 100, NOW), NOW)) is Reason.OLD and Reason.OLD.verdict is Verdict.IGNORE
     assert reason(box.receive(frame(B, 1, NOW - 299), NOW)) is None
@@ -99,28 +105,28 @@ def test_a_clock_that_was_ahead_at_the_start_does_not_reject_new_frames() -> Non
 
 
 def test_an_authors_quota_limits_frames_and_bytes() -> None:
-    box = inbox(frames_burst=10, frames_per_second=2)
+    box = inbox(FRAMES_AT_ONCE=10, FRAMES_PER_S=2)
     # Another author is not affected.
     frames = [*(frame(A, n) for n in range(12)), frame(B, 1)]
     assert reasons(box, frames, NOW) == [None] * 10 + [Reason.OVER_QUOTA] * 2 + [None]
     later = [frame(A, 20 + n, NOW + 1) for n in range(3)]
     assert reasons(box, later, NOW + 1) == [None, None, Reason.OVER_QUOTA]
-    box = inbox(bytes_burst=100_000, bytes_per_second=1000)
+    box = inbox(BYTES_AT_ONCE=100_000, BYTES_PER_S=1000)
     large = [frame(A, n, body=bytes([n]) * 32_000) for n in range(5)]
     assert reasons(box, large, NOW) == [None] * 3 + [Reason.OVER_QUOTA] * 2
     assert Reason.OVER_QUOTA.verdict is Verdict.IGNORE
 
 
 def test_each_connection_has_a_separate_quota() -> None:
-    box, frames = inbox(frames_burst=10_000), [frame(A, n, NOW + n / 1e3) for n in range(700)]
+    box, frames = inbox(FRAMES_AT_ONCE=10_000), [frame(A, n, NOW + n / 1e3) for n in range(700)]
     assert reasons(box, frames, NOW, B.peer_id) == [None] * 600 + [Reason.FLOODING] * 100
-    assert reasons(inbox(frames_burst=10_000), frames, NOW) == [None] * 700, (
+    assert reasons(inbox(FRAMES_AT_ONCE=10_000), frames, NOW) == [None] * 700, (
         "a frame of an unknown connection was rejected"
     )
     # Another peer may forward a frame that exceeded the quota of one peer.
     assert reasons(box, frames[600:601], NOW, ME.peer_id) + reasons(box, frames[601:602], NOW) == [None] * 2
     assert reasons(box, frames[602:605], NOW + 0.0125, B.peer_id) == [None, None, Reason.FLOODING]
-    box = inbox(via_bytes_burst=100_000, via_bytes_per_second=1000)
+    box = inbox(VIA_BYTES_AT_ONCE=100_000, VIA_BYTES_PER_S=1000)
     large = [frame(A, n, body=bytes([n]) * 32_000) for n in range(5)]
     assert reasons(box, large, NOW, B.peer_id) == [None] * 3 + [Reason.FLOODING] * 2
     assert Reason.FLOODING.verdict is Verdict.IGNORE
@@ -136,7 +142,7 @@ def test_no_frame_is_admitted_twice_in_any_order_with_any_clock(
     events: list[tuple[int, int, int]], authors: int
 ) -> None:
     """The memory is tiny, the node's clock jumps by minutes, and all frames are repeated after each step."""
-    box = inbox(authors=authors, frames_burst=10_000, via_frames_burst=10**6)
+    box = inbox(MAX_AUTHORS=authors, FRAMES_AT_ONCE=10_000, VIA_FRAMES_AT_ONCE=10**6)
     frames = [frame((A, B)[n % 2], n // 2, NOW + 20 * n) for n in range(40)]
     now, came = NOW, list[bytes]()
     for n, jump, via in events:
@@ -156,7 +162,7 @@ def test_forged_frames_do_not_use_up_an_authors_quota(
 ) -> None:
     """Forgeries with any numbers, over any connection, do not change which frames of A are admitted."""
     alone, attacked = (
-        inbox(frames_burst=5, frames_per_second=2, bytes_burst=3000, bytes_per_second=900) for _ in range(2)
+        inbox(FRAMES_AT_ONCE=5, FRAMES_PER_S=2, BYTES_AT_ONCE=3000, BYTES_PER_S=900) for _ in range(2)
     )
     now = NOW
     for n, (is_forged, passed, size, by_connection) in enumerate(events):
@@ -170,7 +176,7 @@ def test_forged_frames_do_not_use_up_an_authors_quota(
 
 
 def test_many_authors_do_not_increase_the_memory() -> None:
-    box, rng = inbox(authors=50), random.Random(0)
+    box, rng = inbox(MAX_AUTHORS=50), random.Random(0)
     strangers = [Identity(rng.randbytes(32)) for _ in range(300)]
     frames = [frame(stranger, 1, NOW + n) for n, stranger in enumerate(strangers)]
     came = [f for n, f in enumerate(frames) if reason(box.receive(f, NOW + n, strangers[n].peer_id)) is None]
@@ -182,7 +188,7 @@ def test_many_authors_do_not_increase_the_memory() -> None:
 
 def test_the_longest_silent_author_is_forgotten_first() -> None:
     """The first author seen is not the longest silent one, so it is still remembered."""
-    box, last = inbox(authors=2), [frame(B, 1, NOW + 1), frame(A, 2, NOW + 60)]
+    box, last = inbox(MAX_AUTHORS=2), [frame(B, 1, NOW + 1), frame(A, 2, NOW + 60)]
     assert reasons(box, [frame(A, 1), last[0]], NOW + 1) + reasons(box, last[1:], NOW + 60) == [None] * 3
     newcomer = frame(Identity(bytes(32)), 1, NOW + 70)
     assert reasons(box, [newcomer, *last], NOW + 70) == [None, Reason.OLD, Reason.DUPLICATE]
@@ -190,7 +196,7 @@ def test_the_longest_silent_author_is_forgotten_first() -> None:
 
 def test_a_crowd_of_authors_displaces_only_its_own_members() -> None:
     """A known author keeps its place while the crowd or the author itself is silent."""
-    box, rng = inbox(authors=64), random.Random(0)
+    box, rng = inbox(MAX_AUTHORS=64), random.Random(0)
     crowd = [Identity(rng.randbytes(32)) for _ in range(900)]
     known, last = frame(A, 0), frame(B, 0, NOW + 1)
     assert reasons(box, [known], NOW, A.peer_id) == [None]
@@ -206,7 +212,7 @@ def test_a_crowd_of_authors_displaces_only_its_own_members() -> None:
 
 
 def test_forged_frames_displace_no_author() -> None:
-    box = inbox(authors=2)
+    box = inbox(MAX_AUTHORS=2)
     known = [frame(A, 1), frame(B, 1)]
     assert reasons(box, known, NOW) == [None] * 2
     for n in range(10):

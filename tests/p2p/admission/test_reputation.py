@@ -9,8 +9,8 @@ import trio
 import trio.testing
 from libp2p.peer.id import ID
 
+from p2p.admission import inbox
 from p2p.admission.fair_queue import FairQueue
-from p2p.admission.inbox import AdmissionLimits
 from p2p.admission.reputation import (
     GRAYLIST_THRESHOLD,
     HALF_LIFE_S,
@@ -144,7 +144,6 @@ class Life:
     now: float = NOW
     where: dict[PeerId, str] = field(default_factory=dict)
     told: list[tuple[PeerId, float]] = field(default_factory=list)
-    limits: AdmissionLimits | None = None
 
     def __post_init__(self) -> None:
         me, self.swarm = Identity(b"m" * 32), MemorySwarm()
@@ -155,7 +154,6 @@ class Life:
             build,
             sequence=itertools.count(1),
             clock=lambda: self.now,
-            limits=self.limits,
             folder=self.folder,
         )
 
@@ -178,9 +176,12 @@ def test_a_member_reports_each_bodys_group_and_shuts_out_an_offender(tmp_path: P
     assert life.told == [(B, FIRST_BAN_S)]
 
 
-def test_memory_goes_to_groups_and_connections_in_equal_shares(tmp_path: Path) -> None:
+def test_memory_goes_to_groups_and_connections_in_equal_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MAX_AUTHORS", 9)
     where = {A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/11.0.9.9/tcp/1", C: "/ip4/12.0.1.2/tcp/1"}
-    life = Life(tmp_path, where=where, limits=AdmissionLimits(authors=9))
+    life = Life(tmp_path, where=where)
     authors = (Identity(bytes([n]) * 32) for n in itertools.count(200))
     life.hear(ALICE, 1)  # this makes the member note the groups
     held = []
