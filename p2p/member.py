@@ -14,7 +14,7 @@ from p2p.address import parse_endpoint
 from p2p.admission.inbox import Inbox
 from p2p.admission.reputation import Reputation
 from p2p.admission.seen_file import SeenFile
-from p2p.blobs.blobs import BlobServer, BlobStore
+from p2p.blobs.blobs import BlobStore
 from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.identity import Identity
@@ -121,7 +121,6 @@ class Member:
         self._clock = clock
         self._admitted = admitted
         self.blobs = BlobStore()
-        self.server = BlobServer(self.blobs)
         self.dial_back = DialBack(self.peers, clock)
         self.engine = build_engine(
             Handlers(
@@ -134,7 +133,7 @@ class Member:
         self._session = TwinSession(identity, clock(), secrets.token_bytes)
         # The daemon adds the handlers of USED and INTRODUCTION.
         self.answers: dict[int, Answer] = {
-            PeerRequest.BLOBS: self.server,
+            PeerRequest.BLOBS: self.blobs.answer,
             PeerRequest.DIAL_BACK: self.dial_back,
             PeerRequest.TWINS: TwinCards(clock),
         }
@@ -231,9 +230,6 @@ class Member:
         left, self._left = self._left, None
         if left is not None:
             left.set()
-
-    def hold(self, blob: bytes) -> None:
-        self.blobs.put(blob)
 
     async def request(self, peer: PeerId, question: bytes, limit: int, at: str = "") -> bytes:
         """Ask a peer, like `P2pEngine.request`, but return b"" at once if the peer is graylisted.

@@ -74,7 +74,7 @@ class Probe:
     async def _obey(self, order: dict[str, Any]) -> None:
         if "hold" in order:
             blob = os.urandom(order["hold"])
-            self.member.hold(blob)
+            self.member.blobs.put(blob)
             say(held=content_id(blob).hex(), size=len(blob))
             return
         if "shut_out" in order:
@@ -96,7 +96,7 @@ class Probe:
             with contextlib.suppress(Unanswered):
                 blob = await self.member.request(holder, PeerRequest.BLOBS.message(name), order["size"])
                 if content_id(blob) == name:
-                    self.member.hold(blob)
+                    self.member.blobs.put(blob)
                     found.append(len(blob))
                     nursery.cancel_scope.cancel()
 

@@ -120,7 +120,7 @@ def offer(
     """Offer rollouts at once, ignoring the pace."""
     bodies, blobs = encoded(rollouts, round_number, "m", curriculum.specialties)
     for blob in blobs:
-        member.hold(blob)
+        member.blobs.put(blob)
     for body in bodies:
         member.publish(offers.KIND, body)
 

@@ -336,7 +336,7 @@ def answering() -> ListeningMember:
     """Return Alice's member, which has the first good blob and is connected to Bob at 203.0.113.7."""
     member = memory_member(MemorySwarm(), ALICE, lambda: NOW, topic=TOPIC)
     for blob in encoded([ROLLOUT], 3, "tiny", SPECIALTIES)[1]:
-        member.hold(blob)
+        member.blobs.put(blob)
     bob = Peer(BOB.peer_id, "/ip4/203.0.113.7/tcp/50000", "inbound", NOW)
     member.answers |= {
         PeerRequest.DIAL_BACK: dial_back.DialBack(lambda: [bob], lambda: NOW),

@@ -1,4 +1,4 @@
-"""Blobs: compressed content with an id, which peers offer and fetch; the blob store and its server. Pure.
+"""Blobs: compressed content with an id, which peers offer and fetch; and their store. Pure.
 
 A blob is a zstd frame (RFC 8878) around a body. Its id is the first 12 bytes of SHA-256 of the compressed
 blob, so a receiver checks the id before it inflates anything. 96 bits are enough against a second blob with a
@@ -76,11 +76,12 @@ def unpack(blob: bytes, limit: int = MAX_CONTENT_BYTES) -> bytes:
 class BlobStore:
     """Our own and fetched blobs, in memory, for peers that ask for them.
 
-    At the limit the least recently used blob is dropped.
+    At the limit the least recently used blob is dropped. The engine limits the bytes that each peer gets.
     """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self.bytes, self._limit = 0, kept_bytes
+        self.sent = 0  # bytes of all answers
         # By id, the least recently used first.
         self.held: OrderedDict[bytes, bytes] = OrderedDict()
 
@@ -99,18 +100,10 @@ class BlobStore:
             self.held.move_to_end(name)
         return blob
 
-
-class BlobServer:
-    """Answers questions for blobs from a store; the engine limits the bytes that each peer gets."""
-
-    def __init__(self, store: BlobStore) -> None:
-        self._store = store
-        self.sent = 0  # bytes
-
-    def __call__(self, peer: PeerId, message: bytes) -> bytes:  # noqa: ARG002
+    def answer(self, peer: PeerId, message: bytes) -> bytes:  # noqa: ARG002
         """Return the blob, MISSING, or an empty answer if the message is not a question for a blob."""
         if (name := PeerRequest.BLOBS.content(message)) is None or len(name) != ID_BYTES:
             return b""
-        reply = self._store.get(name) or MISSING
+        reply = self.get(name) or MISSING
         self.sent += len(reply)
         return reply

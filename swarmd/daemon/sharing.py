@@ -132,7 +132,7 @@ class Participant:
             addresses=sorted(self.member.addresses(), key=lambda address: PLACES.index(place(address))),
             rejected={reason.value: count for reason, count in rejected.items()},
             advice={reason.value: reason.remedy for reason in rejected if reason.remedy},
-            exchange=structs.replace(self.exchange.market.figures(), bytes_out=self.member.server.sent),
+            exchange=structs.replace(self.exchange.market.figures(), bytes_out=self.member.blobs.sent),
             offers={"every": self.exchange.pacing.every},
             shared=self.acknowledged.figures(),
             trouble=self.isolation.trouble,

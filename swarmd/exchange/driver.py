@@ -94,7 +94,7 @@ class Driver:
                     # No sequence number can be reserved.
                     self.put(SendFailed(str(error)))
             case Hold(blob):
-                member.hold(blob.data)
+                member.blobs.put(blob.data)
             case Ask(number):
                 self._questions[number] = trio.CancelScope()
                 nursery.start_soon(self._ask, output, member)

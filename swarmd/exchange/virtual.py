@@ -93,7 +93,7 @@ class VirtualNode:
             case Send(kind, body):
                 self.member.publish(kind, body)
             case Hold(blob):
-                self.member.hold(blob.data)
+                self.member.blobs.put(blob.data)
             case Ask(number):
                 self._events.append(Answered(number, self._answer(output)))
             case Deliver(rollout):

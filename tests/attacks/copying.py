@@ -92,7 +92,7 @@ async def run(given: argparse.Namespace) -> None:
                 with trio.move_on_after(5):
                     with suppress(Unanswered):
                         question = PeerRequest.BLOBS.message(name)
-                        member.hold(await member.request(envelope.author, question, size))
+                        member.blobs.put(await member.request(envelope.author, question, size))
 
     member = Member(
         me,

@@ -22,7 +22,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs.blobs import BlobServer, BlobStore
+from p2p.blobs.blobs import BlobStore
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import Frame, parse
 from p2p.identity import Identity
@@ -133,13 +133,12 @@ def in_memory(
                 Node(who, TOPIC, partial(Far, network, who.peer_id), clock, random.Random(rng.random()))
             )
         network.connect()
-        answer = BlobServer(network.stolen)
         async with trio.open_nursery() as nursery:
             network.nursery = nursery
             for node in honest:
                 nursery.start_soon(node.run, ROUND, ended)
             await trio.sleep(SETTLE)
-            network.swarm.join(THIEF, Handlers(lambda *_: Verdict.IGNORE, answer))
+            network.swarm.join(THIEF, Handlers(lambda *_: Verdict.IGNORE, network.stolen.answer))
             network.thief = Thief(keys, how, TOPIC.swarm_id, SEED)
             before = [node.market.missed for node in honest]
             for _ in range(int(seconds)):

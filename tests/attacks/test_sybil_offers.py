@@ -19,7 +19,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs.blobs import BlobServer, BlobStore
+from p2p.blobs.blobs import BlobStore
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
@@ -65,7 +65,7 @@ class World:
         self.sybils = [Identity(self.rng.randbytes(32)) for _ in range(sybils)]
         self.stores = {who.peer_id: BlobStore() for who in [*self.honest, *self.sybils]}
         for name, store in self.stores.items():
-            self.swarm.join(name, Handlers(lambda *_: Verdict.IGNORE, BlobServer(store)))
+            self.swarm.join(name, Handlers(lambda *_: Verdict.IGNORE, store.answer))
         me = Identity(b"v" * 32)
         self.victim = Victim(me, TOPIC, partial(self.swarm.join, me.peer_id), self.clock, self.rng)
         self.victim.authors = self.fetched = []

@@ -118,7 +118,7 @@ async def test_js_libp2p_takes_part_fully(nursery: trio.Nursery, monkeypatch: py
     blob = bytes.fromhex(stored["blob"])
     with trio.fail_after(TIMEOUT_S):
         await nursery.start(member.run)
-        member.hold(blob)
+        member.blobs.put(blob)
         async with js_peer(member.addresses()[0]) as peer:
             met = await peer.says("me")
             js = PeerId(met["me"])

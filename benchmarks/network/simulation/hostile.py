@@ -22,7 +22,7 @@ from benchmarks.network.simulation.network import (
 )
 from benchmarks.network.simulation.nodes import CHARACTERS, LOCAL_ROLLOUTS
 from benchmarks.network.simulation.scenarios import Attack
-from p2p.blobs.blobs import ID_BYTES, MISSING, BlobServer, BlobStore
+from p2p.blobs.blobs import ID_BYTES, MISSING, BlobStore
 from p2p.envelope import seal
 from p2p.identity import Identity
 from swarmd.exchange import offers
@@ -125,7 +125,6 @@ class Liar(Hostile):
     def __init__(self, network: Network, identity: Identity, link: Link, number: int) -> None:
         super().__init__(network, identity, link, number)
         self._store = BlobStore()
-        self._server = BlobServer(self._store)
 
     def act(self) -> None:
         texts = (Completion(self.rng.randbytes(CHARACTERS // 2).hex(), True),) * 2
@@ -140,7 +139,7 @@ class Liar(Hostile):
         self.publish(_offer([(1, ref.n, blob.size, blob.id) for ref, blob in named]))
 
     def answer(self, asked: Asked) -> None:
-        self.network.reply(self, asked, self._server(asked.asker.id, asked.ask.question))
+        self.network.reply(self, asked, self._store.answer(asked.asker.id, asked.ask.question))
 
 
 class Crowd(Hostile):

@@ -27,7 +27,7 @@ from benchmarks.network.simulation.network import (
     NextRound,
     Node,
 )
-from p2p.blobs.blobs import BlobServer, BlobStore
+from p2p.blobs.blobs import BlobStore
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
@@ -182,7 +182,6 @@ class Honest(Node):
         self._trained = False  # whether a round has begun
         self.member, self.line = self._build_member()
         self._store = self.member.blobs if self.member else BlobStore(KEPT_BYTES)
-        self._server = BlobServer(self._store)
         self._sequence = itertools.count(1)
 
     def _build_exchange(self) -> machine.Exchange:
@@ -315,7 +314,7 @@ class Honest(Node):
         if self.line is not None and self.line.bans(asker.id):
             self.network.reply(self, asked, None)
         else:
-            self.network.reply(self, asked, self._server(asker.id, ask.question))
+            self.network.reply(self, asked, self._store.answer(asker.id, ask.question))
 
     # The trainer.
 

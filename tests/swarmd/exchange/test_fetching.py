@@ -10,7 +10,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs.blobs import ID_BYTES, MISSING, BlobServer, BlobStore, content_id
+from p2p.blobs.blobs import ID_BYTES, MISSING, BlobStore, content_id
 from p2p.types import PeerId, Reason, Unanswered
 from swarmd.exchange import offers
 from swarmd.exchange.events import Ask, Cancel, Output, Report
@@ -34,15 +34,14 @@ A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 @settings(derandomize=True, max_examples=200)
 @given(st.binary(max_size=2 * ID_BYTES))
 def test_a_malformed_request_gets_no_blob(message: bytes) -> None:
-    reply = BlobServer(BlobStore())(A, message)
+    reply = BlobStore().answer(A, message)
     assert reply == (MISSING if message[:1] == b"\1" and len(message) == 1 + ID_BYTES else b"")
 
 
 def test_a_requested_blob_is_served_and_counted() -> None:
     store = BlobStore()
     store.put(BLOB)
-    server = BlobServer(store)
-    assert [server(peer, ASKED) for peer in (A, B)] == [BLOB, BLOB] and server.sent == 2 * len(BLOB)
+    assert [store.answer(peer, ASKED) for peer in (A, B)] == [BLOB, BLOB] and store.sent == 2 * len(BLOB)
 
 
 def test_a_fetch_without_an_open_question_ends_even_if_none_may_be_asked() -> None:

@@ -248,7 +248,7 @@ async def test_late_fetches_hold_no_place_and_open_fetches_are_bounded(
         status = b.status
         assert (status["fetched"], status["missed"], status["on_offer"]) == (len(b.got), 0, 24)
         assert status["fetched"] == 8
-        assert status["bytes_in"] == sum(each.member.server.sent for each in authors) > 0
+        assert status["bytes_in"] == sum(each.member.blobs.sent for each in authors) > 0
         assert sum(rollout.author == authors[0].id for rollout in b.got) == 4
 
 
@@ -340,7 +340,7 @@ async def test_the_thief_of_a_copied_offer_is_blamed_and_the_author_is_credited(
     rollout = Rollout(TaskRef("bf", 7), ANSWERS, author.id)
     (body,), (blob,) = encoded([rollout], 1, "m", TINY_9.specialties)
     for holder in (author, thief) if serves else (author,):
-        holder.member.hold(blob)
+        holder.member.blobs.put(blob)
     async with running(b):
         thief.member.publish(offers.KIND, body)
         thief.share(*range(20, 24))
@@ -371,7 +371,7 @@ async def test_a_rollout_behind_copied_offers_counts_for_its_author(
     rollouts = [Rollout(TaskRef("bf", n), ANSWERS, author.id) for n in (7, 8)]
     (body,), blobs = encoded(rollouts, 1, "m", TINY_9.specialties)
     for blob in blobs:
-        author.member.hold(blob)
+        author.member.blobs.put(blob)
     only(b, b.id)
     # The node is not connected to the thieves or the author, so it asks the peers that offer the rollouts.
     engine_of(b).peers = list  # type: ignore[method-assign]
@@ -399,7 +399,7 @@ async def test_a_copied_offer_with_other_task_or_size_takes_nothing_from_the_aut
     author, thief, b = joined(1, 2, 3, wanted=1)
     rollout = Rollout(TaskRef("bf", 7), ANSWERS, author.id)
     (body,), (blob,) = encoded([rollout], 1, "m", TINY_9.specialties)
-    author.member.hold(blob)
+    author.member.blobs.put(blob)
     said = msgspec.msgpack.decode(body)
     said[3 if what == "task" else 4] = [5]
     only(b, b.id)

@@ -36,7 +36,7 @@ def an_internet_without_a_dht(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def fetch(reader: Member, author: Member, at: str) -> bytes | None:
-    author.hold(BLOB)
+    author.blobs.put(BLOB)
     with trio.fail_after(SECONDS):
         question = PeerRequest.BLOBS.message(next(iter(author.blobs.held)))
         for _ in range(2):
