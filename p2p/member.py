@@ -151,9 +151,10 @@ class Member:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._look_for_twins)
-                nursery.start_soon(self.dial_back.run)
+                self.dial_back.nursery = nursery
                 await self._be_there(task_status)
         finally:
+            self.dial_back.nursery = None
             self._recall.close()
 
     def peers(self) -> Sequence[Peer]:

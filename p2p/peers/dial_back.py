@@ -79,7 +79,7 @@ def seen_at(peer: Peer | None) -> Address | None:
 
 
 class DialBack:
-    """Answers dial-back questions. Dials only while `run` runs."""
+    """Answers dial-back questions. Refuses all while it has no nursery, in which it dials."""
 
     def __init__(
         self,
@@ -91,16 +91,7 @@ class DialBack:
         self._peers, self._clock, self._knock = peers, clock, knock
         self._outcomes: OrderedDict[tuple[PeerId, int], tuple[float, Outcome]] = OrderedDict()
         self._dials = TokenBucket(DIALS_PER_S, DIALS_AT_ONCE, clock())
-        self._nursery: trio.Nursery | None = None
-
-    async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            try:
-                await trio.sleep_forever()
-            finally:
-                # Peers may still ask while the node stops.
-                self._nursery = None
+        self.nursery: trio.Nursery | None = None
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         """Answer a dial-back question; empty if it is malformed."""
@@ -121,12 +112,12 @@ class DialBack:
             address is None
             or port < MIN_PORT
             or tried >= PORTS
-            or self._nursery is None
+            or self.nursery is None
             or self._dials.wait(now)
         ):
             return Outcome.REFUSED
         self._outcomes[peer, port] = now, Outcome.TRYING
-        self._nursery.start_soon(self._try, peer, str(address), port, now)
+        self.nursery.start_soon(self._try, peer, str(address), port, now)
         return Outcome.TRYING
 
     async def _try(self, peer: PeerId, host: str, port: int, asked: float) -> None:

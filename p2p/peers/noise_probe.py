@@ -44,7 +44,11 @@ class NoPeer(Exception):
 
 
 class Handshake:
-    """The initiator's side of Noise XX, up to the responder's proof. Sans I/O."""
+    """The initiator's side of Noise XX, up to the responder's proof. Sans I/O.
+
+    Attributes:
+        first: the first message: -> e, with an empty payload.
+    """
 
     def __init__(self) -> None:
         self._noise = NoiseConnection.from_name(b"Noise_XX_25519_ChaChaPoly_SHA256")
@@ -52,10 +56,7 @@ class Handshake:
         # Only the third message would reveal our key, and that is never sent.
         self._noise.set_keypair_from_private_bytes(Keypair.STATIC, os.urandom(KEY_BYTES))
         self._noise.start_handshake()
-
-    def first(self) -> bytes:
-        """Return the first message: -> e, with an empty payload."""
-        return bytes(self._noise.write_message())
+        self.first = bytes(self._noise.write_message())
 
     def whose(self, message: bytes) -> PeerId:
         """Check the second message and return the peer that signed the connection's key. Raises NoPeer.
@@ -80,7 +81,6 @@ async def knock(
 ) -> PeerId:
     """Return the id of the peer that listens at host and port. `host` may be a name. Raises NoPeer."""
     handshake = Handshake()
-    first = handshake.first()
     with trio.move_on_after(patience):
         try:
             stream = await trio.open_tcp_stream(host, port)
@@ -88,7 +88,7 @@ async def knock(
             raise _no_peer(error) from None
         async with stream:
             try:
-                await stream.send_all(_CHOICE + len(first).to_bytes(2, "big") + first)
+                await stream.send_all(_CHOICE + len(handshake.first).to_bytes(2, "big") + handshake.first)
                 if await _exactly(stream, len(_CHOICE)) != _CHOICE:
                     raise NoPeer("it does not speak libp2p with Noise")
                 if (length := int.from_bytes(await _exactly(stream, 2), "big")) > _MAX_MESSAGE_BYTES:

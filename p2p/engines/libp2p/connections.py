@@ -1,7 +1,6 @@
 """Implements discovery's `Connections` on py-libp2p: connections, pings, topics and the DHT's providers."""
 
 import contextlib
-import itertools
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -16,6 +15,7 @@ from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStoreError
 
 from p2p.address import Endpoint, parse_endpoint
+from p2p.admission.fair_queue import in_turn
 from p2p.engines.discovery import AddressRecord, Dialled
 from p2p.engines.libp2p.dht import bounded
 from p2p.engines.libp2p.network import (
@@ -286,17 +286,8 @@ async def _resolve(address: str) -> list[str]:
         log.debug("cannot resolve %s: %s", endpoint.host, error)
         return []
     kinds = {socket.AF_INET: "ip4", socket.AF_INET6: "ip6"}
-    by_family = [
-        [
-            str(Endpoint(kinds[family], str(where[0]), endpoint.port))
-            for one, _, _, _, where in found
-            if one == family
-        ]
-        for family in dict.fromkeys(family for family, *_ in found if family in kinds)
-    ]
-    return [address for turn in itertools.zip_longest(*by_family) for address in turn if address is not None][
-        :4
-    ]
+    hosts = [(kinds[family], str(where[0])) for family, *_, where in found if family in kinds]
+    return [str(Endpoint(*host, endpoint.port)) for host in in_turn(hosts, lambda host: host[0])[:4]]
 
 
 async def _in_time(call: Awaitable[T]) -> T:

@@ -74,8 +74,7 @@ class World:
 
 async def outcome(world: World, port: int = 4001, peer: PeerId = ASKER) -> Outcome:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(world.dial_back.run)
-        await trio.testing.wait_all_tasks_blocked()
+        world.dial_back.nursery = nursery
         said = await world.asks(port, peer)
         nursery.cancel_scope.cancel()
     assert said is not None
@@ -115,8 +114,7 @@ async def test_dials_of_one_peer_and_of_all_peers_are_limited(nursery: trio.Nurs
         {ASKER: HOME} | {peer: f"/ip4/11.1.0.{n}/tcp/1" for n, peer in enumerate(peers)},
         lambda host, port: NoPeer("no"),
     )
-    nursery.start_soon(world.dial_back.run)
-    await trio.testing.wait_all_tasks_blocked()
+    world.dial_back.nursery = nursery
     said = [await world.asks(port) for port in range(5000, 5010)]
     assert [answer.outcome for answer in said if answer] == [Outcome.NOT_REACHED] * PORTS + [
         Outcome.REFUSED
@@ -130,13 +128,9 @@ async def test_dials_of_one_peer_and_of_all_peers_are_limited(nursery: trio.Nurs
     assert (await world.asks(5009)) == DialBackReply(Outcome.NOT_REACHED, seen_at(world.peers[0]))
 
 
-async def test_nothing_is_dialled_unless_the_service_runs() -> None:
+def test_nothing_is_dialled_while_the_node_does_not_run() -> None:
     world = World({ASKER: HOME}, lambda host, port: ASKER)
-    for _ in range(2):
-        assert world.dial_back(ASKER, question(4001)) == bytes([Outcome.REFUSED, 11, 0, 0, 2])
-        with trio.CancelScope() as ended:
-            ended.cancel()
-            await world.dial_back.run()
+    assert world.dial_back(ASKER, question(4001)) == bytes([Outcome.REFUSED, 11, 0, 0, 2])
     assert str(seen_at(Peer(ASKER, "/ip6/::ffff:11.0.0.2/tcp/1", "inbound", 0.0))) == "11.0.0.2"
     for message in (b"", b"\3", b"\3\1", b"\3\1\2\3", b"\1\x0f\xa1"):  # not valid questions
         assert world.dial_back(ASKER, message) == b""
@@ -300,7 +294,7 @@ def sign(message: bytes) -> bytes:
 
 def test_a_signature_over_the_connections_key_is_accepted() -> None:
     handshake = Handshake()
-    responder = Responder(handshake.first())
+    responder = Responder(handshake.first)
     signature = sign(b"noise-libp2p-static-key:" + responder.public)
     assert handshake.whose(responder.says(KEY + field(2, signature) + field(4, b"extensions"))) == ME.peer_id
 
@@ -335,7 +329,7 @@ def test_a_signature_over_the_connections_key_is_accepted() -> None:
 )
 def test_a_signature_over_another_key_is_rejected(payload: Callable[[bytes], bytes]) -> None:
     handshake = Handshake()
-    responder = Responder(handshake.first())
+    responder = Responder(handshake.first)
     with pytest.raises(NoPeer):
         handshake.whose(responder.says(payload(responder.public)))
 
