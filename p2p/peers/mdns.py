@@ -16,18 +16,15 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import psutil
 import trio
+import zeroconf
 
 from p2p.address import parse_bootstrap, parse_endpoint
 from p2p.errors import BadAddress
 from p2p.topic import Topic
 from p2p.types import PeerId
-
-if TYPE_CHECKING:
-    import zeroconf
 
 SERVICE = "_p2p._udp.local."
 # Maximum number of addresses of one node.
@@ -160,10 +157,8 @@ class Mdns:
                 # The installed stubs of trio, a dependency of libp2p, are older than trio itself.
                 await trio.to_thread.run_sync(open_one.close, abandon_on_cancel=True)  # type: ignore[call-arg]
 
-    def _open(self, own: Sequence[str], token: trio.lowlevel.TrioToken) -> "zeroconf.Zeroconf":
+    def _open(self, own: Sequence[str], token: trio.lowlevel.TrioToken) -> zeroconf.Zeroconf:
         """Open zeroconf and register the service. Blocks, so it must run in a thread."""
-        import zeroconf
-
         hosts = [endpoint.host for _, endpoint in map(parse_bootstrap, own)]
         name = secrets.token_hex(20)
         service = zeroconf.ServiceInfo(
@@ -190,10 +185,10 @@ class Mdns:
     def _changed(
         self,
         token: trio.lowlevel.TrioToken,
-        zeroconf: "zeroconf.Zeroconf",
+        zeroconf: zeroconf.Zeroconf,
         service_type: str,
         name: str,
-        state_change: "zeroconf.ServiceStateChange",
+        state_change: zeroconf.ServiceStateChange,
     ) -> None:
         # zeroconf calls this in its own thread.
         if state_change.name == "Removed":
