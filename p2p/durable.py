@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -93,13 +95,7 @@ def draft_beside(path: Path) -> Path:
 
 def lives(pid: str) -> bool:
     """Return whether a process with this id runs; False if the text is not a process id."""
-    try:
-        os.kill(int(pid), 0)
-    except PermissionError:
-        return True
-    except (ValueError, OverflowError, ProcessLookupError):
-        return False
-    return True
+    return pid.isdecimal() and len(pid) < 10 and bool(psutil.pid_exists(int(pid)))
 
 
 def name_folder(draft: Path, path: Path, *, replacing: bool = False) -> None:
