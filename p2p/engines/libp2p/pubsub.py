@@ -10,6 +10,7 @@ from typing import Any
 
 import trio
 from libp2p.custom_types import TProtocol
+from libp2p.exceptions import ValidationError
 from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pb.rpc_pb2 import ControlIWant
 from libp2p.pubsub.pubsub import Pubsub
@@ -77,13 +78,11 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         rate_limit: RateLimit,
         **options: Any,
     ) -> None:
-        # validation_cache_ttl: our verdict depends on the time and the quota, so verdicts are not cached.
         super().__init__(
             *args,
             max_inbound_rpc_size=MAX_RPC_BYTES,
             max_subscriptions_per_peer=16,
             seen_ttl=120,  # seconds, as in p2pd; the inbox refuses later repetitions
-            validation_cache_ttl=-1,
             **options,
         )
         self.allowed_topics = frozenset(map(str, topics))
@@ -98,11 +97,6 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._inbound: dict[Any, Any] = {}  # peer -> its newest stream to us
         self.peer_queues = Queues(self.my_id.to_bytes())
 
-    async def enter(self, topic: Topic) -> None:
-        """Subscribe to a topic. Its messages go only to `on_frame`."""
-        self.set_topic_validator(str(topic), self._validate, is_async_validator=False)
-        await self.subscribe(str(topic))
-
     def notify_subscriptions(self, publish_message: Any) -> None:
         """Do nothing: the validator has delivered the message, and nothing reads the library's channel."""
 
@@ -115,8 +109,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             str(msg_forwarder), self._clock()
         ):
             return
-        # The library does not await before the validator has run, so `_passage` belongs to this message when
-        # `_validate` sets it.
+        # The library does not await before the validation, so `_passage` belongs to this message when
+        # `validate_msg` sets it.
         passage = self._passage = _Passage(passed=self._is_msg_seen(msg))
         try:
             await super().push_msg(msg_forwarder, msg)
@@ -212,13 +206,14 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         if peer_id not in self._inbound:
             super()._forget_all_subscriptions(peer_id)
 
-    def _validate(self, forwarder: Any, msg: Any) -> bool:
-        if msg.from_id == self.my_id.to_bytes():
-            self._passage.passed = True
-            return True
-        verdict = self._on_frame(msg.data, PeerId(str(forwarder)), msg.topicIDs)
+    async def validate_msg(self, msg_forwarder: Any, msg: Any) -> None:
+        """Deliver a message to `on_frame` instead of the library's validators. Raises ValidationError."""
+        verdict = Verdict.ACCEPT
+        if msg.from_id != self.my_id.to_bytes():
+            verdict = self._on_frame(msg.data, PeerId(str(msg_forwarder)), msg.topicIDs)
         self._passage.passed = verdict is not Verdict.REJECT
-        return verdict is Verdict.ACCEPT
+        if verdict is not Verdict.ACCEPT:
+            raise ValidationError(verdict.value)
 
 
 class Router(GossipSub):  # type: ignore[misc]

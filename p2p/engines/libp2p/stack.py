@@ -229,7 +229,7 @@ async def open_stack(
             async with running(pubsub), running(router):
                 await pubsub.wait_until_ready()
                 for topic in topics:
-                    await pubsub.enter(topic)
+                    await pubsub.subscribe(str(topic))
                 try:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(router.tidy)
