@@ -193,7 +193,7 @@ class P2pEngine(Protocol):
         """
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
-        """Ban the peer: hang up, and neither dial nor accept it meanwhile. Return at once."""
+        """Ban the peer: hang up soon, and neither dial nor accept it meanwhile. Return at once."""
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Note a member that was announced on our local network at these addresses. Return at once."""

@@ -118,7 +118,6 @@ class Discovery:
         self._book, self._banned, self._clock, self._rng = book, banned, clock, rng
         self._outbound, self._request_connections = Outbound(book, clock()), RequestConnections()
         self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
-        self._nursery: trio.Nursery | None = None
         # Peers that were connected at the last refresh, without those that we hung up on since.
         self.connected: frozenset[PeerId] = frozenset()
         self._dialling: set[PeerId] = set()
@@ -130,20 +129,15 @@ class Discovery:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
             nursery.start_soon(self._ask_dht, nursery)
-            try:
-                while True:
-                    pause = await self.connections.refresh(self._dialled)
-                    for record in await self.connections.identified():
-                        self._note_record(record)
-                    self._note_connected()
-                    await self._reconnect_missing()
-                    await self._keep_enough(nursery)
-                    await trio.sleep(pause)
-            finally:
-                # `hang_up_soon` may still be called while the engine stops.
-                self._nursery = None
+            while True:
+                pause = await self.connections.refresh(self._dialled)
+                for record in await self.connections.identified():
+                    self._note_record(record)
+                self._note_connected()
+                await self._reconnect_missing()
+                await self._keep_enough(nursery)
+                await trio.sleep(pause)
 
     def peers(self) -> list[Peer]:
         """Return the connected members of our swarm that get the frames we publish."""
@@ -171,10 +165,6 @@ class Discovery:
         with counted(self._request_connections.asked, peer):
             yield
         self._request_connections.used(peer, self._clock())
-
-    def hang_up_soon(self, peer: PeerId) -> None:
-        if self._nursery is not None:
-            self._nursery.start_soon(self.hang_up, peer)
 
     async def hang_up(self, peer: PeerId) -> None:
         self.connected -= {peer}

@@ -145,9 +145,8 @@ class NetworkEngine:
             return await self._ask(peer, question, limit)
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
+        # The next `Connections.refresh` hangs up. Until then nothing from the peer is accepted.
         self._rate_limit.ban(peer, self._clock(), seconds)
-        if self._discovery is not None:
-            self._discovery.hang_up_soon(peer)
 
     def peers(self) -> Sequence[Peer]:
         """Return the connected members of our swarm. Other nodes may be connected for the DHT."""

@@ -128,10 +128,10 @@ class Circuits:
 
     async def _through_a_relay(self, peer: PeerId) -> bool:
         async with self._under_way.setdefault(peer, trio.Lock()):
-            if self._network.get_connections(ID.from_string(peer)):
-                return True
             if self._banned(peer):
                 return False
+            if self._network.get_connections(ID.from_string(peer)):
+                return True
             ours = self._relays()[:RELAYS_TRIED]
             for relay in ours:
                 if await self._connect(peer, relay):

@@ -192,14 +192,6 @@ async def test_a_provider_without_addresses_is_dialled_through_its_relay(
     assert PEERS[3] in book and PEERS[0] not in book
 
 
-async def test_a_ban_while_the_engine_ends_causes_no_error(library: Library, book: AddressBook) -> None:
-    discovery = Discovery(library, [TOPIC], book, lambda peer: False, trio.current_time, random.Random(1))
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await discovery.run()
-    discovery.hang_up_soon(PEERS[1])
-
-
 async def test_a_peer_is_dialled_once_for_all_questions_and_never_while_banned(
     autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
 ) -> None:
