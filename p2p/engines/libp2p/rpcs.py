@@ -22,6 +22,7 @@ from typing import Any
 
 import trio
 from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
+from libp2p.utils.varint import decode_varint_with_size
 
 from p2p.admission.fair_queue import Turns
 from p2p.engines.libp2p.streams import READ_BYTES, MeteredStream, own_frame
@@ -95,18 +96,14 @@ class NoRpc(StreamError):  # type: ignore[misc]
 
 def _size(data: bytearray) -> int | None:
     """Return the size of the first RPC with its length prefix; None if it is incomplete. Raises NoRpc."""
-    length = 0
-    for place, byte in enumerate(data[:_MAX_LENGTH_BYTES]):
-        length |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            break
-    else:
-        if len(data) >= _MAX_LENGTH_BYTES:
+    length, prefix = decode_varint_with_size(bytes(data[:_MAX_LENGTH_BYTES]))
+    if not prefix or data[prefix - 1] >= 0x80:  # the length goes on
+        if prefix == _MAX_LENGTH_BYTES:
             raise NoRpc("RPC too large")
         return None
     if length > MAX_RPC_BYTES:
         raise NoRpc(f"RPC too large: {length:,} bytes (limit {MAX_RPC_BYTES:,})")
-    size = place + 1 + length
+    size = prefix + length
     return size if len(data) >= size else None
 
 
