@@ -14,6 +14,7 @@ from libp2p.network import swarm
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.exceptions import SwarmException
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
@@ -30,9 +31,11 @@ from libp2p.stream_muxer.yamux.yamux import (
 )
 from libp2p.utils.address_validation import has_public_ipv6, is_relay_address
 
+from p2p.address import parse_endpoint
+from p2p.admission.dials import Dials
 from p2p.admission.host_bans import HostBans
 from p2p.admission.inbound_slots import InboundSlots
-from p2p.engines.libp2p.streams import CarefulDialler, Circuit, CountedSocket, PacedReads, own_frame
+from p2p.engines.libp2p.streams import Circuit, CountedSocket, PacedReads, own_frame
 from p2p.engines.traffic import UNKNOWN_LINE, Line, RateGate, Traffic, line_of_host
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host
 from p2p.types import PeerId
@@ -167,9 +170,7 @@ swarm.has_public_ipv6 = has_public_ipv6.__wrapped__
 class Muxer(Yamux):  # type: ignore[misc]
     """Yamux whose writes cannot be cancelled, and whose reader never waits for a write.
 
-    - A write that is cancelled half way, or after Noise has counted it, would break the whole connection. If
-      the opening of a stream were cancelled, the stream would keep one of the connection's 256 places for
-      good.
+    - A write that is cancelled half way, or after Noise has counted it, would break the whole connection.
     - The reader sends replies (the ACK of a stream, the answer to a ping). If it waited for these writes, two
       nodes would deadlock once both write more than the connection buffers: neither would read. So another
       task writes the replies.
@@ -293,11 +294,6 @@ class Muxer(Yamux):  # type: ignore[misc]
         await self.secured_conn.conn.read_writer.close()
         raise MuxedConnUnavailable(why)
 
-    async def open_stream(self) -> Any:
-        with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT_S, shield=True):
-            return await super().open_stream()
-        raise MuxedConnUnavailable("no stream could be opened")
-
 
 class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
     """Makes `Muxer`s; the library would make its own Yamux, even if it is given another class."""
@@ -325,12 +321,16 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
         )
 
 
-class LimitedNetwork(CarefulDialler):
-    """Limits inbound connections, and ends connections at once.
+class LimitedNetwork(swarm.Swarm):  # type: ignore[misc]
+    """Limits inbound connections and dials of unproved addresses, and ends connections at once.
 
-    Our discovery makes outbound connections, not the library.
+    Our discovery makes outbound connections, not the library. Dials are limited (`Dials`) because peers can
+    name a victim's address.
 
     shut_out: whether a peer is banned.
+
+    Attributes:
+        vouches: whether a peer has answered at an address, or the operator named it.
     """
 
     def __init__(
@@ -345,6 +345,19 @@ class LimitedNetwork(CarefulDialler):
         self.traffic, self._shut_out, self._host_bans = traffic, shut_out, host_bans
         self.auto_connector = _NoAutoConnector(swarm=self)
         self.slots = InboundSlots()
+        self.vouches: Callable[[PeerId, str], bool] = lambda *_: False
+        self._dials = Dials()
+
+    async def _dial_addr_single_attempt(self, addr: Any, peer_id: Any, *source: Any) -> Any:
+        """Dial an address. Raises SwarmException if the address is unproved and its block over the limit."""
+        endpoint = parse_endpoint(str(addr).partition("/p2p/")[0])
+        vouched = self.vouches(PeerId(str(peer_id)), str(endpoint))
+        if not vouched and not self._dials.begin(endpoint, trio.current_time()):
+            raise SwarmException(f"{addr} is not dialled: too many unanswered dials in its network block")
+        connection = await super()._dial_addr_single_attempt(addr, peer_id, *source)
+        if not vouched and endpoint is not None:
+            self._dials.proved(endpoint, trio.current_time())
+        return connection
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         """Serve an inbound connection until it ends, and then free its slot.
@@ -422,9 +435,14 @@ class LimitedNetwork(CarefulDialler):
     _select_connection = kept
 
     async def _open_stream_on_connection(self, *args: Any) -> Any:
-        """Open a stream. This cannot be cancelled, because the stream would be left open."""
-        with trio.CancelScope(shield=True):
+        """Open a stream, with a timeout.
+
+        A caller cannot cancel this. Otherwise the stream would keep one of the connection's 256 places for
+        good.
+        """
+        with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT_S, shield=True):
             return await super()._open_stream_on_connection(*args)
+        raise SwarmException("no stream could be opened")
 
     async def close_peer(self, peer_id: Any) -> None:
         """Close the peer's sockets first; the library would first send a goodbye, which may block."""

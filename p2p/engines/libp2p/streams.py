@@ -1,4 +1,4 @@
-"""Wrappers of py-libp2p's streams (TCP, circuits, metered streams, requests), and limits on its dials."""
+"""Wrappers of py-libp2p's streams: TCP, circuits, metered streams, requests."""
 
 import contextlib
 import ipaddress
@@ -11,7 +11,6 @@ from typing import Any
 import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import TProtocol
-from libp2p.network import swarm
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
@@ -19,8 +18,6 @@ from libp2p.transport.exceptions import OpenConnectionError
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
-from p2p.address import parse_endpoint
-from p2p.admission.dials import Dials
 from p2p.engines.request_response import CHUNK_BYTES, Broken, KeptStreams, Responder
 from p2p.engines.traffic import Line, RateGate, Traffic, line_of_host
 from p2p.topic import ASK
@@ -105,31 +102,6 @@ class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
             connection.stream = CountedSocket(connection.stream, self._traffic)
             return connection
         raise OpenConnectionError(f"no answer in {CONNECT_TIMEOUT_S:g} s")
-
-
-class CarefulDialler(swarm.Swarm):  # type: ignore[misc]
-    """A network that limits dials of unproved addresses (`Dials`), because peers can name a victim's address.
-
-    vouches: whether a peer has answered at an address, or the operator named it.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.vouches: Callable[[PeerId, str], bool] = lambda *_: False
-        self._dials = Dials()
-
-    async def _dial_addr_single_attempt(self, addr: Any, peer_id: Any, *source: Any) -> Any:
-        """Dial an address. Raises SwarmException if the address is unproved and its block over the limit."""
-        endpoint = parse_endpoint(str(addr).partition("/p2p/")[0])
-        vouched = self.vouches(PeerId(str(peer_id)), str(endpoint))
-        if not vouched and not self._dials.begin(endpoint, trio.current_time()):
-            raise swarm.SwarmException(
-                f"{addr} is not dialled: too many unanswered dials in its network block"
-            )
-        connection = await super()._dial_addr_single_attempt(addr, peer_id, *source)
-        if not vouched and endpoint is not None:
-            self._dials.proved(endpoint, trio.current_time())
-        return connection
 
 
 class Circuit(RawConnection):  # type: ignore[misc]
