@@ -116,11 +116,8 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         ip = ipaddress.ip_address(host.split("%")[0])
     except ValueError:
         return None
-    return (_embedded(ip) or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
-
-
-def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that an IPv6 address embeds, or None."""
+    if not isinstance(ip, ipaddress.IPv6Address):
+        return ip
     if ip in _NAT64:
         return ipaddress.IPv4Address(ip.packed[12:])
-    return ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+    return ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else ip)
