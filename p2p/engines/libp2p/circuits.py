@@ -8,7 +8,7 @@ a new one.
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -65,6 +65,7 @@ class Circuits:
         book: known peers.
         ask: asks a member a question.
         reach: connects to a peer without a relay.
+        members: returns the connected peers.
         banned: whether a peer is banned now.
         listen: our listen addresses.
         clock: returns seconds since the epoch.
@@ -76,17 +77,13 @@ class Circuits:
         book: AddressBook,
         ask: Ask,
         reach: Callable[[PeerId], Awaitable[bool]],
+        members: Callable[[], Collection[Peer]],
         banned: Callable[[PeerId], bool],
         listen: Sequence[Endpoint],
         clock: Callable[[], float],
     ) -> None:
-        self._host, self._network, self._book, self._ask, self._reach = (
-            host,
-            host.get_network(),
-            book,
-            ask,
-            reach,
-        )
+        self._host, self._network, self._book = host, host.get_network(), book
+        self._ask, self._reach, self._members = ask, reach, members
         self._banned, self._clock = banned, clock
         self._ports = {endpoint.kind: endpoint.port for endpoint in listen}
         self.hole_punching = HolePunching(host, listen, lambda: self._seen_at)
@@ -253,13 +250,6 @@ class Circuits:
                     ", ".join(self.addresses()) or "none",
                 )
                 await self._host.announce_through(self.addresses())
-
-    def _members(self) -> list[Peer]:
-        return [
-            Peer(PeerId(str(peer)), remote_address(one), one.direction.name.lower(), one._created_at)
-            for peer in self._network.get_connections_map()
-            for one in self._direct(peer)[:1]
-        ]
 
     def _met_by_another_kind(self) -> bool:
         """Return whether a member is connected by IPv4 or IPv6, but we do not know our address of that kind.

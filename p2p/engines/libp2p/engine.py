@@ -76,6 +76,7 @@ class Libp2pEngine(NetworkEngine):
                     self._book,
                     self.request,
                     lambda peer: discovery.reach(peer),
+                    lambda: connections.connected().values(),
                     self._banned,
                     self._listen,
                     self._clock,

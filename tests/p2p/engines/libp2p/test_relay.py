@@ -55,7 +55,7 @@ from p2p.engines.libp2p.streams import Circuit
 from p2p.identity import Identity
 from p2p.peers.addressbook import AddressBook
 from p2p.peers.dial_back import Outcome
-from p2p.types import PeerId
+from p2p.types import Peer, PeerId
 from tests.doubles import until
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import SECONDS, real_engine
@@ -301,7 +301,7 @@ async def test_a_cancelled_request_leaves_no_stream_open(silent: str) -> None:
         async def reach(peer: PeerId) -> bool:
             return False
 
-        asks = Circuits(asker, book, None, reach, lambda peer: False, [], time.time)  # type: ignore[arg-type]
+        asks = Circuits(asker, book, None, reach, list, lambda peer: False, [], time.time)  # type: ignore[arg-type]
         ended = trio.Event()
         await until(lambda: asks._relays(), SECONDS)
         with trio.CancelScope() as scope:
@@ -352,7 +352,14 @@ async def behind_nat(
         book.pin(PeerId(str(info.peer_id)), parse_listen(str(info.addrs[0])))
         await home.connect(info)
     listen = [parse_listen("/ip4/127.0.0.1/tcp/4001")]
-    found = Circuits(home, book, ask, reach, lambda peer: False, listen, time.time)
+
+    def members() -> list[Peer]:
+        near = home.get_network().get_connections_map()
+        return [
+            Peer(PeerId(str(peer)), "/ip4/127.0.0.1/tcp/1", "outbound", 0.0) for peer in near if near[peer]
+        ]
+
+    found = Circuits(home, book, ask, reach, members, lambda peer: False, listen, time.time)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(found.keep)
         await until(found.addresses, SECONDS)
