@@ -50,7 +50,7 @@ class AddressBook:
 
     def __init__(self, me: PeerId, key: bytes) -> None:
         self.me = me
-        self.changed = False  # whether the book differs from its file
+        self.changed = False  # whether the book differs from the last `dump`
         self._known: dict[PeerId, Known] = {}
         self._tables = Tables(key)
         self._tellers = TokenBuckets[PeerId](TOLD_PER_S, TOLD_AT_ONCE)
@@ -246,7 +246,8 @@ class AddressBook:
         return next(iter(self.candidates(now, rng, without=proved.union(without), count=1)), None)
 
     def dump(self) -> bytes:
-        """Return the content of the book's file."""
+        """Return the content of the book's file. Changes during the write are for the next file."""
+        self.changed = False
         peers = {str(peer): known for peer, known in self._known.items()}
         return (
             msgspec.json.format(msgspec.json.encode(_File(self._tables.key.hex(), peers)), indent=1) + b"\n"

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -37,24 +36,16 @@ class AddressBookFile:
             )
 
     def save(self) -> None:
-        if (write := self._due()) is not None:
-            write()
+        if self._path is not None and self._book.changed:
+            self._write(self._path, self._book.dump())
 
     async def save_regularly(self) -> None:
         """Save until cancelled."""
         while True:
             await trio.sleep(max(SAVE_EVERY_S, len(self._book) / SAVE_PEERS))
-            if (write := self._due()) is not None:
+            if self._path is not None and self._book.changed:
                 # In a thread, because the disk may be slow.
-                await trio.to_thread.run_sync(write)
-
-    def _due(self) -> Callable[[], None] | None:
-        """Return a function that writes a snapshot of the book; None if nothing has changed."""
-        if self._path is None or not self._book.changed:
-            return None
-        # Changes during the write are saved the next time.
-        self._book.changed = False
-        return partial(self._write, self._path, self._book.dump())
+                await trio.to_thread.run_sync(self._write, self._path, self._book.dump())
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
