@@ -2,7 +2,6 @@
 
 import contextlib
 import ipaddress
-import logging
 import math
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -41,8 +40,6 @@ READS_AT_A_TIME = 100
 
 # Whether this task writes a frame of this node. Such a frame is sent before all other bytes.
 own_frame: ContextVar[bool] = ContextVar("own_frame", default=False)
-
-log = logging.getLogger(__name__)
 
 
 class CountedSocket:
