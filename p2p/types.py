@@ -204,8 +204,9 @@ class P2pEngine(Protocol):
     def reached_at(self) -> str:
         """Return a multiaddress at which the internet can reach this member; empty if none is known.
 
-        It may lead through a relay.
+        It may lead through a relay. By default none is known.
         """
+        return ""
 
     def peers(self) -> Sequence[Peer]: ...
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import trio
 
 from p2p.topic import Topic
-from p2p.types import MAX_QUESTION_BYTES, Handlers, Peer, PeerId, Started, Unanswered
+from p2p.types import MAX_QUESTION_BYTES, Handlers, P2pEngine, Peer, PeerId, Started, Unanswered
 
 
 class MemorySwarm:
@@ -39,7 +39,7 @@ class MemorySwarm:
         return self._island.get(a, 0) == self._island.get(b, 0)
 
 
-class MemoryEngine:
+class MemoryEngine(P2pEngine):
     """Implements `P2pEngine`. It is a member of the swarm from construction until `leave`."""
 
     def __init__(self, swarm: MemorySwarm, me: PeerId, handlers: Handlers) -> None:
@@ -92,9 +92,6 @@ class MemoryEngine:
 
     def told_of(self, peer: PeerId, address: str) -> None:
         """Do nothing: everybody knows everybody here."""
-
-    def reached_at(self) -> str:
-        return ""
 
     def peers(self) -> Sequence[Peer]:
         return [

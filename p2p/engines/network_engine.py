@@ -22,7 +22,7 @@ from p2p.peers.addressbook import AUTHORS, NEARBY, AddressBook
 from p2p.peers.addressbook_file import AddressBookFile
 from p2p.rate_limit import RateLimit, TokenBuckets
 from p2p.topic import Topic
-from p2p.types import Ask, Handlers, Peer, PeerId, Started, Unanswered, Verdict
+from p2p.types import Ask, Handlers, P2pEngine, Peer, PeerId, Started, Unanswered, Verdict
 
 # Questions of one peer, rate and burst: 25 rounds a second with a question for each of four rollouts.
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 100.0, 1000.0
@@ -38,7 +38,7 @@ CALM_S = 120.0
 log = logging.getLogger(__name__)
 
 
-class NetworkEngine:
+class NetworkEngine(P2pEngine):
     """The part of a `P2pEngine` that does not depend on the network library.
 
     Args:
@@ -128,9 +128,6 @@ class NetworkEngine:
             wait = min(2 * wait, RESTART_LAST_S)
 
     @abstractmethod
-    def addresses(self) -> Sequence[str]: ...
-
-    @abstractmethod
     async def _live(self, up: Callable[[], None]) -> None:
         """Run the network library once, until it ends or fails. Call `up` when it listens."""
 
@@ -163,9 +160,6 @@ class NetworkEngine:
 
     def told_of(self, peer: PeerId, address: str) -> None:
         self._book.add(peer, [address], self._clock(), teller=AUTHORS, source="")
-
-    def reached_at(self) -> str:
-        return ""
 
     def _discover(self, connections: Connections) -> Discovery:
         return Discovery(connections, self._topics, self._book, self._banned, self._clock, self._rng)
