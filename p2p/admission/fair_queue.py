@@ -79,15 +79,13 @@ def in_turn(items: Iterable[K], owner: Callable[[K], Hashable]) -> list[K]:
 MAX_FRAMES = 1024
 MAX_BYTES = 32 * 1024 * 1024
 
-W = TypeVar("W")
 
-
-class FairQueue(Generic[W]):
+class FairQueue(Generic[K]):
     def __init__(self, frames: int = MAX_FRAMES, bytes_: int = MAX_BYTES) -> None:
         self._least, self._limit = bytes_ // frames, bytes_
         self._waiting, self._number = Turns(), 0
 
-    def put(self, item: W, author: PeerId, group: str, size: int) -> None:
+    def put(self, item: K, author: PeerId, group: str, size: int) -> None:
         """Add an item of `size` bytes.
 
         group: the author's network group; "" if unknown.
@@ -101,7 +99,7 @@ class FairQueue(Generic[W]):
         while self._waiting.bytes > self._limit:
             self._waiting.drop()
 
-    def drain(self) -> Sequence[W]:
+    def drain(self) -> Sequence[K]:
         """Take all items, oldest first."""
         items = dict(self._waiting.pop()[0] for _ in range(len(self)))
         return [items[number] for number in sorted(items)]
