@@ -123,9 +123,8 @@ class Discovery:
         self._dialling: set[PeerId] = set()
         # Peers that we are dialling, and connected peers that we dialled.
         self._dialled: set[PeerId] = set()
-        self._were_members: set[PeerId] = set()
-        # Connected peers that left the topic, with the time at which they left.
-        self._missing: dict[PeerId, float] = {}
+        # Connected peer -> when it was last in a topic.
+        self._in_topic: dict[PeerId, float] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -194,12 +193,10 @@ class Discovery:
         A topic's stream can break on both sides at a bad moment, or because a second node has the peer's key.
         The libraries then never open it again while the connection lasts.
         """
-        now, members = self._clock(), set(self.connections.subscribed())
-        self._missing = {
-            peer: self._missing.get(peer, now) for peer in (self._were_members & self.connected) - members
-        }
-        self._were_members = (self._were_members & self.connected) | members
-        for peer in [peer for peer, since in self._missing.items() if now - since > MISSING_S]:
+        now = self._clock()
+        seen = self._in_topic | dict.fromkeys(self.connections.subscribed(), now)
+        self._in_topic = {peer: at for peer, at in seen.items() if peer in self.connected}
+        for peer in [peer for peer, at in self._in_topic.items() if now - at > MISSING_S]:
             log.info("%s is connected but not in the topic: reconnecting", peer)
             await self.hang_up(peer)
 
