@@ -157,12 +157,10 @@ class Circuits:
                 found.append((not named, dialled[0]._created_at, name))
         return [name for _, _, name in sorted(found)]
 
-    def _direct(self, peer: Any) -> list[Any]:
-        return direct(self._network.get_connections(peer))
-
     def _dialled(self, peer: Any) -> list[Any]:
         """Return the connections that we dialled. Their remote address is one that other nodes can dial."""
-        return [connection for connection in self._direct(peer) if connection.direction.name == "OUTBOUND"]
+        near = direct(self._network.get_connections(peer))
+        return [connection for connection in near if connection.direction.name == "OUTBOUND"]
 
     def _speaks(self, peer: Any) -> bool:
         with contextlib.suppress(PeerStoreError):
@@ -275,7 +273,7 @@ class Circuits:
         self._reserved = {
             relay: held
             for relay, held in self._reserved.items()
-            if wanted and held.until > now and self._direct(ID.from_string(relay))
+            if wanted and held.until > now and direct(self._network.get_connections(ID.from_string(relay)))
         }
         due = [relay for relay, held in self._reserved.items() if held.renew <= now]
         new = [relay for relay in self._relays() if relay not in self._reserved] if wanted else []
