@@ -19,7 +19,6 @@ cheaply than it can push out its score.
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from p2p.latest import Latest
 from p2p.rate_limit import LONGEST_BAN_S, Bans, TokenBuckets
@@ -36,28 +35,24 @@ MAX_PEERS = 8192
 REPEATED_FRAMES = 200.0
 
 # Costs of an author's offences. They are guesses, tested by the attacks in tests/attacks.
-OWN_COST: Mapping[Reason, float] = MappingProxyType(
-    {
-        Reason.NOT_ASKED_FOR: 10.0,
-        Reason.UNDECODABLE: 10.0,
-        Reason.UNKNOWN_TASK: 5.0,
-        Reason.MISLABELLED: 10.0,
-        Reason.NOT_ITS_OWN: 10.0,
-        Reason.TOO_LONG: 5.0,
-        Reason.UNSERVED: 2.0,  # counted by `swarmd.exchange.serving`; low, as a slow node can look like this
-    }
-)
+OWN_COST: Mapping[Reason, float] = {
+    Reason.NOT_ASKED_FOR: 10.0,
+    Reason.UNDECODABLE: 10.0,
+    Reason.UNKNOWN_TASK: 5.0,
+    Reason.MISLABELLED: 10.0,
+    Reason.NOT_ITS_OWN: 10.0,
+    Reason.TOO_LONG: 5.0,
+    Reason.UNSERVED: 2.0,  # counted by `swarmd.exchange.serving`; low, as a slow node can look like this
+}
 # Costs of a forwarder's offences: bad frames that it could have checked, or too many frames.
-PASSED_ON_COST: Mapping[Reason, float] = MappingProxyType(
-    {
-        Reason.TOO_LARGE: 2.0,
-        Reason.MALFORMED: 1.0,
-        Reason.BAD_SIGNATURE: 1.0,
-        Reason.OTHER_SWARM: 1.0,
-        Reason.FLOODING: 0.005,  # for each frame
-        Reason.DUPLICATE: 0.2,  # for each frame beyond REPEATED_FRAMES
-    }
-)
+PASSED_ON_COST: Mapping[Reason, float] = {
+    Reason.TOO_LARGE: 2.0,
+    Reason.MALFORMED: 1.0,
+    Reason.BAD_SIGNATURE: 1.0,
+    Reason.OTHER_SWARM: 1.0,
+    Reason.FLOODING: 0.005,  # for each frame
+    Reason.DUPLICATE: 0.2,  # for each frame beyond REPEATED_FRAMES
+}
 # Cost of each further frame from a graylisted peer: at ten frames a second it is banned in a minute.
 GRAYLISTED_FRAME_COST = 0.05
 
