@@ -12,7 +12,7 @@ class MemorySwarm:
     """Delivers each frame to all other members, or after `partition` to members of the same island."""
 
     def __init__(self) -> None:
-        self._members: dict[PeerId, MemoryEngine] = {}
+        self.members: dict[PeerId, MemoryEngine] = {}
         self._island: dict[PeerId, int] = {}
 
     def join(self, me: PeerId, handlers: Handlers) -> "MemoryEngine":
@@ -28,12 +28,9 @@ class MemorySwarm:
 
     def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
         """Send raw bytes to all members except `sender`, like a hostile peer."""
-        for receiver in list(self._members):
+        for receiver in list(self.members):
             if receiver != sender and (sender is None or self._connected(sender, receiver)):
-                self._members[receiver].hear(frame, sender)
-
-    def members(self) -> Sequence[PeerId]:
-        return list(self._members)
+                self.members[receiver].hear(frame, sender)
 
     def _connected(self, a: PeerId, b: PeerId) -> bool:
         return self._island.get(a, 0) == self._island.get(b, 0)
@@ -46,11 +43,11 @@ class MemoryEngine(P2pEngine):
         self.swarm, self.me, self.handlers = swarm, me, handlers
         # Banned for good, because this engine has no clock.
         self._shut_out: set[PeerId] = set()
-        swarm._members[me] = self
+        swarm.members[me] = self
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
         # The member may have left before.
-        self.swarm._members.setdefault(self.me, self)
+        self.swarm.members.setdefault(self.me, self)
         task_status.started(self.addresses())
         try:
             await trio.sleep_forever()
@@ -58,15 +55,15 @@ class MemoryEngine(P2pEngine):
             self.leave()
 
     def leave(self) -> None:
-        if self.swarm._members.get(self.me) is self:
-            del self.swarm._members[self.me]
+        if self.swarm.members.get(self.me) is self:
+            del self.swarm.members[self.me]
 
     def hear(self, frame: bytes, sender: PeerId | None) -> None:
         if sender not in self._shut_out:
             self.handlers.deliver(frame, sender)
 
     def publish(self, frame: bytes) -> None:
-        if self.swarm._members.get(self.me) is self:
+        if self.swarm.members.get(self.me) is self:
             self.swarm.inject(frame, self.me)
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
@@ -75,7 +72,7 @@ class MemoryEngine(P2pEngine):
 
     def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Do the same as `request`, without an event loop."""
-        other = self.swarm._members.get(peer)
+        other = self.swarm.members.get(peer)
         if other is None or peer == self.me or not self.swarm._connected(self.me, peer):
             raise Unanswered(f"{peer} is not connected")
         if len(question) > MAX_QUESTION_BYTES or self.me in other._shut_out or peer in self._shut_out:
@@ -96,7 +93,7 @@ class MemoryEngine(P2pEngine):
     def peers(self) -> Sequence[Peer]:
         return [
             Peer(peer, f"memory:{peer}", "outbound" if str(self.me) < str(peer) else "inbound", 0.0)
-            for peer in self.swarm.members()
+            for peer in self.swarm.members
             if peer != self.me and self.swarm._connected(self.me, peer)
         ]
 

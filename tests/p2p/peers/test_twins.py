@@ -159,17 +159,17 @@ async def test_the_later_twin_leaves_and_returns_soon_after_the_first_has_ended(
     nursery.start_soon(live)
     await nursery.start(ours.run)
     await trio.sleep(3 * TWINS_EVERY_S)
-    assert ours.peers() and KEY.peer_id not in swarm.members() and ours.earlier_twin() is True
+    assert ours.peers() and KEY.peer_id not in swarm.members and ours.earlier_twin() is True
     ours.publish("rollouts", b"unheard")
     await trio.sleep(300)  # enough time for several checks
     assert (
-        KEY.peer_id not in swarm.members()
+        KEY.peer_id not in swarm.members
         and ours.earlier_twin() is not None
         and earlier.earlier_twin(clock()) is not None
     )
     alive.cancel()
     await trio.sleep(60)
-    assert KEY.peer_id in swarm.members() and ours.earlier_twin() is None
+    assert KEY.peer_id in swarm.members and ours.earlier_twin() is None
     ours.publish("rollouts", b"heard")
     assert [envelope.body for envelope in hub.received()] == [b"heard"]
 
@@ -209,4 +209,4 @@ async def test_a_returning_twin_has_time_to_ask_before_it_leaves_again(
         earlier.answered(hub.answer(KEY.peer_id, earlier.question(clock())), clock())
         await trio.sleep(TWINS_EVERY_S)
     await trio.sleep(AWAY_S + 3 + TWINS_EVERY_S)
-    assert ours.earlier_twin() is None and KEY.peer_id in swarm.members() and engines[0].starts == 2
+    assert ours.earlier_twin() is None and KEY.peer_id in swarm.members and engines[0].starts == 2
