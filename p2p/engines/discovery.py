@@ -224,7 +224,7 @@ class Discovery:
             self._outbound.reached(peer, found.address, found.group, self._clock())
 
     async def _dial_to_ask(self, peer: PeerId) -> bool:
-        addresses = list(self._book[peer].addresses) if peer in self._book else []
+        addresses = list(self._book.known[peer].addresses) if peer in self._book.known else []
         if (found := await self._connect(peer, addresses)) is None:
             self._book.failed(peer, self._clock(), addresses)
         elif found.address and found.sure:

@@ -51,29 +51,20 @@ class AddressBook:
     def __init__(self, me: PeerId, key: bytes) -> None:
         self.me = me
         self.changed = False  # whether the book differs from the last `dump`
-        self._known: dict[PeerId, Known] = {}
+        self.known: dict[PeerId, Known] = {}  # only this class changes it
         self._tables = Tables(key)
         self._tellers = TokenBuckets[PeerId](TOLD_PER_S, TOLD_AT_ONCE)
         self._last_success = 0.0  # time of the last successful dial of any peer
 
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def __contains__(self, peer: PeerId) -> bool:
-        return peer in self._known
-
-    def __getitem__(self, peer: PeerId) -> Known:
-        return self._known[peer]
-
     def vouches(self, peer: PeerId, address: str) -> bool:
         """Return whether the peer answered at an address, or the operator named it."""
-        known = self._known.get(peer, Known())
+        known = self.known.get(peer, Known())
         return address in (known.proved, *known.pinned) or NAME in map(group_of, known.pinned)
 
     def pin(self, peer: PeerId, endpoint: Endpoint) -> None:
         """Add the operator's bootstrap address, which is never removed."""
         if peer != self.me:
-            known = self._known.setdefault(peer, Known())
+            known = self.known.setdefault(peer, Known())
             self._tables.remove(peer)
             known.pinned = [*dict.fromkeys([*known.pinned, str(endpoint)])]
             self._set(known, [*known.addresses, str(endpoint)])
@@ -102,7 +93,7 @@ class AddressBook:
             source: the network group of the teller's connection. None for the group of the first address.
         """
         itself = teller is None or teller == peer
-        known = self._known.get(peer)
+        known = self.known.get(peer)
         if peer == self.me or (
             known is None and not itself and self._tellers.of(teller or peer, now).wait(now)
         ):
@@ -113,7 +104,7 @@ class AddressBook:
         if known is None:
             known = Known(said, source=source or group_of(said[0]) or "", heard=now, itself=near)
             if self._placed(peer, known, self._tables.new, now):
-                self._known[peer] = known
+                self.known[peer] = known
         elif itself:
             known.heard, known.itself = now, known.itself or near
             self._set(known, [*filter(None, [known.proved]), *known.pinned, *said])
@@ -130,7 +121,7 @@ class AddressBook:
         """
         if address is not None:
             self._last_success = now
-        if (known := self._known.get(peer)) is None:
+        if (known := self.known.get(peer)) is None:
             return
         known.last_success, known.failures, known.misses, self.changed = now, 0, 0, True
         if address in known.addresses:
@@ -143,19 +134,19 @@ class AddressBook:
         Otherwise a peer that has been connected for a month would count as gone and not be dialled after a
         restart.
         """
-        for known in filter(None, map(self._known.get, peers)):
+        for known in filter(None, map(self.known.get, peers)):
             if now - known.last_success > CONNECTED_EVERY_S:
                 known.last_success, self.changed = now, True
 
     def met(self, peer: PeerId, now: float) -> None:
         """Move a peer to `tried`: we dialled it, and it belongs to our swarm."""
-        known = self._known.get(peer)
+        known = self.known.get(peer)
         if known is not None and (known.pinned or self._placed(peer, known, self._tables.tried, now)):
             known.tried = True
 
     def failed(self, peer: PeerId, now: float, dialled: Sequence[str] = ()) -> None:
         """Note that the peer answered at none of these addresses, and move them behind the rest."""
-        if (known := self._known.get(peer)) is None:
+        if (known := self.known.get(peer)) is None:
             return
         self._set(known, sorted(known.addresses, key=lambda address: address in dialled))
         # Count a miss only if another dial succeeded since the last failure. Otherwise our own network may be
@@ -168,12 +159,12 @@ class AddressBook:
 
     def lost(self, peer: PeerId, now: float) -> None:
         """Note that the connection ended. The peer may be restarting, so it is dialled again soon."""
-        if (known := self._known.get(peer)) is not None:
+        if (known := self.known.get(peer)) is not None:
             known.last_success, known.failures, self.changed = now, 0, True
 
     def stranger(self, peer: PeerId, now: float) -> None:
         """Remove a peer that answered but is not of our swarm, unless the operator named it."""
-        if (known := self._known.get(peer)) is not None:
+        if (known := self.known.get(peer)) is not None:
             known.last_failure, known.failures = now, max(known.failures, 10)
             self._forget(peer)
 
@@ -205,7 +196,7 @@ class AddressBook:
         """
         tried, new, told, came = (defaultdict[str, list[PeerId]](list) for _ in range(4))
         groups: dict[PeerId, str] = {}
-        for peer, known in self._known.items():
+        for peer, known in self.known.items():
             may_be = (group_of(address) for address in known.addresses)
             group = next((group for group in may_be if group not in avoid), None)
             if group is None or peer in without or known.due(now) > now or known.terrible(now):
@@ -220,7 +211,7 @@ class AddressBook:
                     came[group].append(peer)
         found: dict[PeerId, None] = {}
         reached, heard, tellers, visitors = (_turns(lists, rng) for lists in (tried, new, told, came))
-        wanted = len(self._known) if count is None else count
+        wanted = len(self.known) if count is None else count
         others = ((visitors, came), (visitors, came), (tellers, told), (heard, new))
         while len(found) < wanted and (tried or new):
             turns = reached
@@ -228,7 +219,7 @@ class AddressBook:
                 turns = rng.choice([turns for turns, left in others if left])
             found[next(turns)] = None
         return [
-            (peer, [address for address in self._known[peer].addresses if group_of(address) == groups[peer]])
+            (peer, [address for address in self.known[peer].addresses if group_of(address) == groups[peer]])
             for peer in found
         ]
 
@@ -236,19 +227,19 @@ class AddressBook:
         """Return the bootstrap peers whose waiting time is over."""
         return [
             (peer, list(k.addresses))
-            for peer, k in self._known.items()
+            for peer, k in self.known.items()
             if k.pinned and peer not in without and k.due(now) <= now
         ]
 
     def feeler(self, now: float, rng: random.Random, without: Collection[PeerId] = ()) -> Candidate | None:
         """Choose a peer that we never reached, for a dial that only checks whether it is there."""
-        proved = {peer for peer, known in self._known.items() if known.tried or known.pinned}
+        proved = {peer for peer, known in self.known.items() if known.tried or known.pinned}
         return next(iter(self.candidates(now, rng, without=proved.union(without), count=1)), None)
 
     def dump(self) -> bytes:
         """Return the content of the book's file. Changes during the write are for the next file."""
         self.changed = False
-        peers = {str(peer): known for peer, known in self._known.items()}
+        peers = {str(peer): known for peer, known in self.known.items()}
         return (
             msgspec.json.format(msgspec.json.encode(_File(self._tables.key.hex(), peers)), indent=1) + b"\n"
         )
@@ -270,11 +261,11 @@ class AddressBook:
         self._tables = Tables(bytes.fromhex(file.key))
         for peer, known in entries:
             put = self._tables.tried if known.tried else self._tables.new
-            if (mine := self._known.get(peer)) is not None:
+            if (mine := self.known.get(peer)) is not None:
                 mine.tried, mine.heard = mine.tried or known.tried, max(mine.heard, known.heard)
                 self._set(mine, [*mine.addresses, *known.addresses])
             elif peer != self.me and known.addresses and not put(peer, known):
-                self._known[peer] = known
+                self.known[peer] = known
 
     def _placed(
         self, peer: PeerId, known: Known, put: Callable[[PeerId, Known], Sequence[PeerId]], now: float
@@ -289,7 +280,7 @@ class AddressBook:
                 (
                     one
                     for one in full
-                    if (its := self._known[one]).terrible(now) or (its.misses and its.group == known.group)
+                    if (its := self.known[one]).terrible(now) or (its.misses and its.group == known.group)
                 ),
                 None,
             )
@@ -303,8 +294,8 @@ class AddressBook:
     def _forget(self, peer: PeerId) -> None:
         """Remove a peer from its table, and from the book unless it is a bootstrap peer."""
         self._tables.remove(peer)
-        if not self._known[peer].pinned:
-            del self._known[peer]
+        if not self.known[peer].pinned:
+            del self.known[peer]
         self.changed = True
 
     def _set(self, known: Known, addresses: Iterable[str]) -> None:

@@ -42,7 +42,7 @@ class AddressBookFile:
     async def save_regularly(self) -> None:
         """Save until cancelled."""
         while True:
-            await trio.sleep(max(SAVE_EVERY_S, len(self._book) / SAVE_PEERS))
+            await trio.sleep(max(SAVE_EVERY_S, len(self._book.known) / SAVE_PEERS))
             if self._path is not None and self._book.changed:
                 # In a thread, because the disk may be slow.
                 await trio.to_thread.run_sync(self._write, self._path, self._book.dump())

@@ -120,7 +120,7 @@ class Outbound:
             elif (
                 not link.met
                 and now - link.since > STRANGER_S
-                and not (peer in self._book and self._book[peer].pinned)
+                and not (peer in self._book.known and self._book.known[peer].pinned)
             ):
                 self._book.stranger(peer, now)
                 over.append(peer)

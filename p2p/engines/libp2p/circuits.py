@@ -118,7 +118,7 @@ class Circuits:
         If we have never dialled the peer, relays are tried first: a relay answers at once whether it can
         reach the peer, while a dial that is not answered takes seconds.
         """
-        dialled = peer in self._book and bool(self._book[peer].proved)
+        dialled = peer in self._book.known and bool(self._book.known[peer].proved)
         if not dialled:
             await self._through_a_relay(peer)
         return await self._reach(peer) or (dialled and await self._through_a_relay(peer))
@@ -152,7 +152,7 @@ class Circuits:
         found = []
         for peer in self._network.get_connections_map():
             dialled, name = self._dialled(peer), PeerId(str(peer))
-            named = name in self._book and bool(self._book[name].pinned)
+            named = name in self._book.known and bool(self._book.known[name].pinned)
             if dialled and (named or group_of_host(remote_host(dialled[0])) != LOCAL) and self._speaks(peer):
                 found.append((not named, dialled[0]._created_at, name))
         return [name for _, _, name in sorted(found)]

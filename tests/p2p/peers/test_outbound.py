@@ -129,7 +129,7 @@ def test_a_peer_of_another_swarm_is_disconnected() -> None:
     play.strangers = {peer(n) for n in range(30) if n % 2}
     play.tick(int(8 * STRANGER_S))
     assert len(play.groups()) == GROUPS and not play.strangers & set(play.outbound.links)
-    assert not any(who in play.book for who in play.strangers if who in play.dialled)
+    assert not any(who in play.book.known for who in play.strangers if who in play.dialled)
 
 
 def test_strangers_never_exceed_the_outbound_limit() -> None:
@@ -179,7 +179,7 @@ def test_every_live_group_gets_an_outbound_connection(
     live = {
         group_of(at(group))
         for n, (group, _) in enumerate(known)
-        if n not in dead | strangers and peer(n) in play.book
+        if n not in dead | strangers and peer(n) in play.book.known
     }
     play.tick(400)
     met = {link.group for link in play.outbound.links.values() if link.met}
@@ -193,4 +193,4 @@ def test_a_connected_peer_that_the_book_removed_causes_no_error(name: str) -> No
     play.book.stranger(who, NOW)
     play.answer(who, addresses) if name == "reached" else play.outbound.missed(who, NOW)
     play.tick(40)
-    assert who not in play.book
+    assert who not in play.book.known

@@ -87,11 +87,11 @@ async def test_the_peer_that_reported_an_address_is_recorded(nursery: trio.Nurse
     b, _, _ = await started(nursery, 2, address)
     await until(b.peers)
     _, c_engine, _ = await started(nursery, 3, address)
-    await until(lambda: b.identity.peer_id in c_engine._book)
-    assert c_engine._book[b.identity.peer_id].source == LOCAL
+    await until(lambda: b.identity.peer_id in c_engine._book.known)
+    assert c_engine._book.known[b.identity.peer_id].source == LOCAL
     told = c_engine._book._tellers._buckets
     assert set(told) <= {a.identity.peer_id, c_engine.me} and (
-        told or c_engine._book[b.identity.peer_id].itself
+        told or c_engine._book.known[b.identity.peer_id].itself
     )
 
 

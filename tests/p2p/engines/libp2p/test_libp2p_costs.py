@@ -72,11 +72,11 @@ async def test_a_peers_new_address_is_recorded_at_once(
     b, _, _ = await started(nursery, 2, address)
     await until(a.peers)
     peer, there = ID.from_string(b.identity.peer_id), "/ip4/127.0.0.1/tcp/4321"
-    await until(lambda: b.identity.peer_id in a_engine._book)
-    assert there not in a_engine._book[b.identity.peer_id].addresses
+    await until(lambda: b.identity.peer_id in a_engine._book.known)
+    assert there not in a_engine._book.known[b.identity.peer_id].addresses
     stack_of(a_engine).host.get_peerstore().add_addrs(peer, [multiaddr.Multiaddr(there)], 1000)
     await heard(b, a)
-    await until(lambda: there in a_engine._book[b.identity.peer_id].addresses)
+    await until(lambda: there in a_engine._book.known[b.identity.peer_id].addresses)
 
 
 @pytest.mark.parametrize("near", [True, False])

@@ -59,7 +59,7 @@ async def test_an_unknown_author_is_reached_by_the_address_in_its_offer(
     reader, reads, _ = await started(nursery, 4, elsewhere)
     await until(reader.peers)
     assert await fetch(reader, author, "") is None
-    assert author.identity.peer_id not in reads._book
+    assert author.identity.peer_id not in reads._book.known
     assert await fetch(reader, author, engine.reached_at()) == BLOB
     through = [peer.address for peer in reader.peers() if peer.id == author.identity.peer_id]
     assert all(("/p2p-circuit" in address) == home for address in through)
@@ -71,5 +71,5 @@ async def test_unknown_authors_are_recorded_at_a_limited_rate(nursery: trio.Nurs
     _, engine, _ = await started(nursery, 1)
     for n in range(2, 250):
         engine.told_of(Identity(bytes([n]) * 32).peer_id, f"/ip4/11.{n}.0.1/tcp/4001")
-    assert len(engine._book) <= addressbook.TOLD_AT_ONCE + 1
+    assert len(engine._book.known) <= addressbook.TOLD_AT_ONCE + 1
     nursery.cancel_scope.cancel()
