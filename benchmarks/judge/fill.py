@@ -30,9 +30,9 @@ from judge.figures.comparison import comparison_document
 from judge.figures.intervals import always
 from judge.figures.leaderboard import WINDOW_QUESTIONS, BoardView
 from judge.pages.rendering import NAVIGATION
+from judge.store import arms, reader
 from judge.store.database import Database
-from judge.store.reader import Reader
-from judge.store.store import LAPSED, Store
+from judge.store.store import LAPSED, open_store
 from judge.store.tables import evaluations, peers
 from judge.store.windows import turn
 from p2p.identity import Identity, nickname
@@ -165,7 +165,7 @@ def histories(
 def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> dict[str, float]:
     """Fill a new database."""
     begun = time.process_time()
-    Store(database, f"tiny-9 {TINY_9.digest}").close()
+    open_store(database, f"tiny-9 {TINY_9.digest}").close()
     with closing(Database(database)) as opened, opened.begin() as db:
         turn(db, EPOCH, 86_400, TINY_9.digest, lambda: bytes(32))
         waiting: list[dict[str, Any]] = []
@@ -246,10 +246,10 @@ def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
 
 
 def cold(database: str, times: int) -> Iterator[dict[str, Any]]:
-    with closing(Reader(Database(database, alone=False))) as reader:
+    with closing(Database(database, alone=False)) as reading:
         work: dict[str, Callable[[], object]] = {
-            "board": lambda: reader.board(BoardView()),
-            "comparison": lambda: comparison_document(reader.arms(None)),
+            "board": lambda: reading.run(reader.board, BoardView()),
+            "comparison": lambda: comparison_document(reading.run(arms.view, None)),
         }
         for name, do in work.items():
             took = []

@@ -26,7 +26,8 @@ from judge.figures.leaderboard import (
     by_specialty,
 )
 from judge.figures.overlap import new_texts
-from judge.store.reader import DAY
+from judge.store import reader
+from judge.store.windows import read as read_windows
 from judge.types import GradedEvaluation, Signed, network_of
 from p2p.identity import nickname
 
@@ -65,7 +66,7 @@ class BoardQuery(BaseModel):
     sort: Literal["rank", "score", "questions", "reward", "seen", "new"] = "rank"
 
     def view(self, now: float, *, whole: bool = False, curves: int = 0) -> BoardView:
-        since = now // SEEN_STEP_S * SEEN_STEP_S - DAY if self.active else 0.0
+        since = now // SEEN_STEP_S * SEEN_STEP_S - reader.DAY if self.active else 0.0
         search = "".join(letter for letter in self.q.strip() if letter.isprintable())
         limit = min(self.limit, WHOLE_ROWS) if whole else self.limit
         return BoardView(self.after, limit, search, self.model, self.tier, since, self.sort, curves, whole)
@@ -132,7 +133,7 @@ async def peer(
 ) -> Response:
     """Return one peer: its figures, and its questions with the answers, newest first."""
     service, standing = service_of(request), await standing_of(request, peer)
-    history, more = await service.read(service.reader.history, peer, before or NEWEST, limit)
+    history, more = await service.read(reader.history, peer, before or NEWEST, limit)
     return JSONResponse(
         {"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more}
     )
@@ -145,7 +146,7 @@ async def windows(request: Request, before: Before = None) -> Response:
     The commitments let anyone check that the judge did not pick questions for a peer.
     """
     service = service_of(request)
-    found = await service.read(service.reader.windows, before or NEWEST)
+    found = await service.read(read_windows, before or NEWEST)
     return JSONResponse(
         {
             "schema": SCHEMA,
@@ -161,7 +162,7 @@ async def windows(request: Request, before: Before = None) -> Response:
 async def evaluation(request: Request, id: PathName) -> Response:
     """Return one answered question: its signed receipt, its answers and its window."""
     service = service_of(request)
-    found = await service.read(service.reader.evaluation, id)
+    found = await service.read(reader.evaluation, id)
     if found is None or (graded := found[1]) is None:
         raise Refused(NO_SUCH_ANSWER)
     if not all_shown(graded, found[0]):
@@ -205,7 +206,7 @@ def service_of(request: Request) -> JudgeService:
 async def standing_of(request: Request, peer: str) -> Standing:
     """Return a peer with its rank. Raises Refused if the judge has no record of the peer."""
     service = service_of(request)
-    if (standing := await service.read(service.reader.standing, peer)) is None:
+    if (standing := await service.read(reader.standing, peer)) is None:
         raise Refused(
             Refusal(
                 404, "no peer with this id has asked for an evaluation", "Look up the id on the leaderboard."

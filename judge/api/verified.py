@@ -13,6 +13,7 @@ from judge.api.signing import signing_headers
 from judge.errors import TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.figures.verification import found
+from judge.store import verifications
 from judge.verified.tier import OFF, UploadQuery, VerifiedTier
 from judge.verified.weights_check import MAX_HEADER_BYTES
 
@@ -83,7 +84,7 @@ async def verification(
     `after`: the number of questions to skip.
     """
     service = service_of(request)
-    if (kept := await service.read(service.reader.verified.find, id)) is None:
+    if (kept := await service.read(verifications.find, id)) is None:
         raise Refused(
             Refusal(
                 404,

@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from sqlalchemy import Connection
+
 from judge import config
 from judge.config import JudgeSettings
 from judge.errors import (
@@ -45,9 +47,9 @@ from judge.figures.leaderboard import (
     SwarmHealth,
 )
 from judge.logs import survived
+from judge.store import arms, moderation, pruning, reader, store, windows
 from judge.store.database import FAILURES, FORESEEN, Database
-from judge.store.reader import Reader
-from judge.store.store import Grade, PeerStanding, Store, StoreWriter
+from judge.store.store import Grade, PeerStanding, StoreWriter, open_store
 from judge.store.windows import dated_ahead
 from judge.types import (
     GradedEvaluation,
@@ -93,17 +95,18 @@ async def open_service(
             " curriculum of one turn; nodes can compare themselves by `swarmd lab`."
         )
     with (
-        contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store,
-        contextlib.closing(Reader(Database(settings.database, alone=False))) as reader,
+        contextlib.closing(open_store(settings.database, f"{lessons.name} {lessons.digest}")) as writing,
+        contextlib.closing(Database(settings.database, alone=False)) as reading,
         Verifier(lessons) as verifier,
         # A second verifier, started only for own tasks: generating them does not wait for scoring.
         contextlib.closing(Verifier(lessons)) as maker,
     ):
         key = Identity.load_or_create(settings.key_file)
-        store.agree(f"--key of {key.peer_id}, --deadline {settings.deadline:g}, --window {settings.window:g}")
+        said = f"--key of {key.peer_id}, --deadline {settings.deadline:g}, --window {settings.window:g}"
+        writing.run(store.agree, writing.name, said)
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
-        service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
+        service = JudgeService(settings, tasks, key, writing, reading, verifier.judge, rng, monotonic, wall)
         workers = [
             asyncio.create_task(each())
             for each in (service.expire_forever, service.prune_forever, service.dial_forever)
@@ -120,7 +123,7 @@ async def open_service(
                     monotonic,
                     wall,
                 )
-                service.verified = await open_tier(settings, handle, store.verified, rng, evaluator)
+                service.verified = await open_tier(settings, handle, rng, evaluator)
                 workers.append(asyncio.create_task(service.verified.work_forever()))
             yield service
         finally:
@@ -136,8 +139,8 @@ class JudgeService:
         settings: JudgeSettings,
         tasks: Regenerating,
         key: Identity,
-        store: Store,
-        reader: Reader,
+        writing: Database,
+        reading: Database,
         mark: Mark,
         rng: random.Random,
         monotonic: Callable[[], float],
@@ -145,20 +148,20 @@ class JudgeService:
     ) -> None:
         """Take the open parts.
 
-        key: signs the receipts. rng: unpredictable outside tests, because it makes the seeds of the windows.
+        key: signs the receipts. writing: a result of `open_store`. rng: unpredictable outside tests, because
+        it makes the seeds of the windows.
         """
-        # From now on, only one thread of this service uses each of `store`, `reader` and `mark`.
+        # From now on, only one thread of this service uses each of `writing`, `reading` and `mark`.
         self.settings, self.curriculum, self._key, self._tasks = settings, tasks.curriculum, key, tasks
         self.key = key.peer_id  # of the key that signs the receipts
-        self._store, self.reader, self._mark, self._monotonic, self.now, self._rng = (
-            store,
-            reader,
+        self._reading, self._mark, self._monotonic, self.now, self._rng = (
+            reading,
             mark,
             monotonic,
             wall,
             rng,
         )
-        window, self._next_window, self._hidden_windows = self._turned(wall())
+        window, self._next_window, self._hidden_windows = writing.run(self._turned, wall())
         self._question_thread = QuestionThread(tasks)
         self._questions = WindowQuestions(self._question_thread, window)
         self._sessions = Sessions(self._questions, rng, settings.deadline)
@@ -171,7 +174,7 @@ class JudgeService:
         self._sequences: Latest[PeerId, int] = Latest(config.REMEMBERED_PEERS)
         # Set if the judge evaluates uploaded weights.
         self.verified: VerifiedTier | None = None
-        self._writer = StoreWriter(store)
+        self._writer = StoreWriter(writing)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
@@ -196,7 +199,7 @@ class JudgeService:
         self._low = False
         # The result of `probe` for each address of the invitation; None: not dialled yet.
         self.dialled: Sequence[Mapping[str, Any]] | None = None
-        self._banned = reader.banned()
+        self._banned = reading.run(moderation.banned)
         # When abandoned questions were last searched.
         self._abandoned = 0.0
 
@@ -221,7 +224,7 @@ class JudgeService:
         now = self._monotonic()
         if wait := self._buckets.of(signed.peer, now).wait(now, wish.questions):
             raise too_often("you ask too often", "Set judge.every higher, and ask again", wait)
-        standing = await self.write(self._store.standing, signed.peer)
+        standing = await self.write(store.standing, signed.peer)
         asker = Requester(host, standing.answered >= LISTED_ANSWERS)
         if not asker.record and self._networks.of(asker.room, now).wait(now, wish.questions):
             raise Refused(NEWCOMERS_TOO_OFTEN)
@@ -270,8 +273,8 @@ class JudgeService:
             question, displaced = outcome
             try:
                 if displaced is not None:
-                    await self.write(self._store.void, displaced)
-                await self.write(self._store.asked, question, signed.sequence, self.now())
+                    await self.write(store.void, displaced)
+                await self.write(store.asked, question, signed.sequence, self.now())
                 names = config.MODEL_NAMES * len(wish.attributes.model.encode())
                 self._written.spend(asker, config.QUESTION_BYTES + names, self._monotonic())
             except Refused:
@@ -296,7 +299,7 @@ class JudgeService:
         try:
             scores = await self._marked(question, answers)
             at, took = self.now(), now - question.asked
-            grade = await self.write(self._store.graded, question, answers, scores, took, signed.sequence, at)
+            grade = await self.write(store.graded, question, answers, scores, took, signed.sequence, at)
             self._written.spend(question.asker, sum(len(each.text.encode()) for each in answers), now)
         except Refused:
             self._sessions.give_up(question)
@@ -310,8 +313,9 @@ class JudgeService:
         """Sign the receipt. Repeated calls return identical bytes."""
         return receipts.signed(self._key, receipts.fields(graded, self.curriculum.digest))
 
-    def _turned(self, now: float) -> tuple[QuestionWindow, QuestionWindow, int]:
-        return self._store.turn_windows(
+    def _turned(self, db: Connection, now: float) -> tuple[QuestionWindow, QuestionWindow, int]:
+        return windows.turn(
+            db,
             now,
             int(self.settings.window),
             self.curriculum.digest,
@@ -333,7 +337,7 @@ class JudgeService:
         Called before each request that depends on it, and periodically.
         """
         if late := self._sessions.expire(self._monotonic()):
-            await self.write(self._store.lapsed, late)
+            await self.write(store.lapsed, late)
 
     async def expire_forever(self) -> None:
         while True:
@@ -362,8 +366,8 @@ class JudgeService:
         keep, now = self.settings.keep_days, self.now()
         silent = self._silent_since(now)
         before = min(silent, now - keep * DAY_S)
-        windows, after = math.ceil(max(keep, config.FORGET_DAYS) * DAY_S / self.settings.window), ""
-        while (last := await self.write(self._store.prune, after, before, silent, windows)) is not None:
+        silent_windows, after = math.ceil(max(keep, config.FORGET_DAYS) * DAY_S / self.settings.window), ""
+        while (last := await self.write(pruning.prune, after, before, silent, silent_windows)) is not None:
             after = last
 
     def _silent_since(self, now: float) -> float:
@@ -371,7 +375,7 @@ class JudgeService:
         return now - 2 * max(self.settings.window, self.settings.deadline) - config.ABANDONED_S
 
     async def _measured(self, _: None) -> float:
-        free = await self.read(self.reader.database.free_bytes)
+        free = await self.read(self._reading.free_bytes)
         if free < config.FREE_BYTES and not self._low:
             log.warning(
                 "the database's disk has %.0f MiB left: nodes without a record are refused below %.0f; free"
@@ -386,15 +390,15 @@ class JudgeService:
         # After a database failure, the end of a question may not have been written.
         now = self.now()
         if self._failed > -math.inf and not 0 <= now - self._abandoned < config.ABANDONED_S:
-            await self.write(self._store.abandoned, now - self.settings.deadline - config.ABANDONED_S)
+            await self.write(store.abandoned, now - self.settings.deadline - config.ABANDONED_S)
             self._abandoned = now
 
     async def heed_moderation(self) -> None:
         """Reload the set of keys that the operator has banned."""
-        self._banned = await self.read(self.reader.banned)
+        self._banned = await self.read(moderation.banned)
 
     async def _compared(self, model: str | None) -> Mapping[str, Any]:
-        return await asyncio.to_thread(comparison_document, await self.read(self.reader.arms, model))
+        return await asyncio.to_thread(comparison_document, await self.read(arms.view, model))
 
     def question(self, specialty: str, n: int) -> Task | None:
         """Make the task again; None for own tasks, because readers must not trigger their plug-in."""
@@ -412,7 +416,7 @@ class JudgeService:
 
     async def _probed(self, _: None) -> bool:
         try:
-            await self.write(self._store.probe, self.now())
+            await self.write(store.probe, self.now())
         except Refused:
             return False
         return True
@@ -431,7 +435,7 @@ class JudgeService:
         now = self.now()
         if signed.sequence > (now + config.AHEAD_S) * 1e9:
             raise Refused(AHEAD)
-        floor = -1 if signed.peer in self._sequences else await self.write(self._store.sequence, signed.peer)
+        floor = -1 if signed.peer in self._sequences else await self.write(store.sequence, signed.peer)
         enough = floor
         if floor < 0:
             # The peer may have been forgotten, and an attacker may replay its old requests. This floor rises
@@ -446,7 +450,7 @@ class JudgeService:
             return await self.score(question.task.ref, answers)
         except VerifierFailed:
             log.exception("cannot score an answer to %s", question.task.ref)
-            await self.write(self._store.void, question)
+            await self.write(store.void, question)
             raise Refused(FAULT) from None
         finally:
             self._scoring -= len(answers)
@@ -458,13 +462,13 @@ class JudgeService:
         ]
 
     async def write(self, step: Callable[..., T], *arguments: object) -> T:
-        """Run a step of the store. Raises Refused if the database fails."""
+        """Run a step that writes. Raises Refused if the database fails."""
         return await self._guarded(self._writer.run(step, *arguments))
 
     async def read(self, step: Callable[..., T], *arguments: object) -> T:
-        """Run a step of the reader. Raises Refused if the database fails."""
+        """Run a step that only reads. Raises Refused if the database fails."""
         return await self._guarded(
-            asyncio.get_running_loop().run_in_executor(self._readers, step, *arguments)
+            asyncio.get_running_loop().run_in_executor(self._readers, self._reading.run, step, *arguments)
         )
 
     async def _guarded(self, outcome: Awaitable[T]) -> T:

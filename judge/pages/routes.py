@@ -31,6 +31,7 @@ from judge.figures.leaderboard import (
 )
 from judge.figures.overlap import TRAINING, new_texts
 from judge.pages import rendering, views
+from judge.store import reader
 from swarmd.config.invitation import read_invitation
 from swarmd.tasks.curriculum import level_of, subject_of
 
@@ -138,7 +139,7 @@ async def node(request: Request, peer: PathName, before: Before = None) -> tuple
     service, standing = service_of(request), await standing_of(request, peer)
     record = standing.record
     named = [(subject_of(name), str(level_of(name)), reward) for name, reward in record.recent]
-    rows, more = await service.read(service.reader.history, peer, before or NEWEST, ANSWERS_SHOWN)
+    rows, more = await service.read(reader.history, peer, before or NEWEST, ANSWERS_SHOWN)
     tasks = [service.question(row["specialty"], row["n"]) for row in rows]
     history = [{**row, "question": task and task.question} for row, task in zip(rows, tasks, strict=True)]
     return "node.html", {
@@ -159,7 +160,7 @@ async def node(request: Request, peer: PathName, before: Before = None) -> tuple
 @page("/evaluations/{id}")
 async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, Any]]:
     service = service_of(request)
-    if (found := await service.read(service.reader.evaluation, id)) is None:
+    if (found := await service.read(reader.evaluation, id)) is None:
         raise Refused(NO_SUCH_ANSWER)
     shown, graded = found
     task = service.question(shown["specialty"], shown["n"])

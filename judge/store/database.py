@@ -9,8 +9,9 @@ import fcntl
 import math
 import shutil
 import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from sqlalchemy import (
     URL,
@@ -33,6 +34,10 @@ from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 from judge.store.tables import metadata
 from swarmd.errors import command_for
+
+T = TypeVar("T")
+# A function that gets a connection, and its further arguments.
+Step = tuple[Callable[..., Any], Sequence[object]]
 
 # Version of the tables in `judge.store.tables`.
 SCHEMA_VERSION = "0003"
@@ -122,17 +127,37 @@ class Database:
         """Begin a transaction: committed at the end, rolled back if an exception is raised."""
         return self.engine.begin()
 
-    def free_bytes(self) -> float:
+    def run(self, step: Callable[..., T], *arguments: object) -> T:
+        """Run a step, a function of a connection and the arguments, in a transaction."""
+        with self.begin() as db:
+            return step(db, *arguments)
+
+    def together(self, steps: Sequence[Step]) -> list[Any]:
+        """Run the steps in one transaction; return the result or the exception of each.
+
+        If one step fails, every step is retried in a separate transaction.
+        """
+        try:
+            with self.begin() as db:
+                return [step(db, *arguments) for step, arguments in steps]
+        except Exception as error:
+            # A failing step must not fail the other steps; its exception goes to its caller.
+            return (
+                [error]
+                if len(steps) == 1
+                else [outcome for step in steps for outcome in self.together([step])]
+            )
+
+    def free_bytes(self, db: Connection) -> float:
         """Return the bytes that the database can still take; infinite for PostgreSQL, which reports none.
 
         Free pages inside the file count too: deleted rows leave them, and new rows use them first.
         """
         if self._folder is None:
             return math.inf
-        with self.begin() as db:
-            pages, size = (
-                db.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("freelist_count", "page_size")
-            )
+        pages, size = (
+            db.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("freelist_count", "page_size")
+        )
         return shutil.disk_usage(self._folder).free + float(pages * size)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Read the judge's database for pages and JSON. One thread at a time uses it, over a separate connection.
+"""Read the judge's database for pages and JSON, over a separate connection: a reader never delays a grade.
 
-So a reader never delays a grade.
+Each public function is a step (judge/store/store.py).
 """
 
 import json
@@ -20,7 +20,6 @@ from sqlalchemy import (
     select,
 )
 
-from judge.figures.comparison import ArmsView
 from judge.figures.leaderboard import (
     CURVE_POINTS,
     LISTED_ANSWERS,
@@ -35,12 +34,11 @@ from judge.figures.leaderboard import (
     rank_ranges,
 )
 from judge.figures.verification import Verification
-from judge.store import arms, moderation, windows
-from judge.store.database import Database
+from judge.store import moderation, windows
 from judge.store.store import RECENT, SAID, Counts
 from judge.store.tables import evaluations, peers, verifications
 from judge.store.tables import listed as enough
-from judge.store.verifications import VerificationRecords, newest
+from judge.store.verifications import newest
 from judge.types import Attributes, GradedEvaluation, QuestionWindow
 from swarmd.tasks.sandbox.client import Completion, GradeReason, ScoredAnswer, TaskRef
 
@@ -135,112 +133,87 @@ _SORTED: Mapping[str, Sequence[ColumnElement[Any]]] = {
 }
 
 
-class Reader:
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.verified = VerificationRecords(database.begin)
+def board(db: Connection, view: BoardView) -> LeaderboardPage:
+    """Return the listed peers that match the view. Equal peers are in the order of their ids."""
+    wanted = _wanted(view)
+    many, others, answers = db.execute(_TOTALS).one()
+    matching = (
+        db.execute(select(func.count()).select_from(peers).where(listed, *wanted)).scalar_one()
+        if wanted
+        else many
+    )
+    rows = _ranked_rows(db, view, wanted)
+    verified = newest(db, [row.peer for _, row in rows])
+    read = partial(_whole if view.whole else _brief, points=view.curves, hidden=moderation.hidden(db))
+    ranges = rank_ranges({(right, n): many for right, n, many in db.execute(_SCORES)})
+    standings = [
+        Standing(rank, read(db, row, verified), ranges[row.recent_right, row.recent_n]) for rank, row in rows
+    ]
+    models = db.execute(_FREQUENT).scalars().all()
+    return LeaderboardPage(standings, view.after, many, others, int(answers), matching, models)
 
-    def close(self) -> None:
-        self.database.close()
 
-    def board(self, view: BoardView) -> LeaderboardPage:
-        """Return the listed peers that match the view. Equal peers are in the order of their ids."""
-        wanted = _wanted(view)
-        with self.database.begin() as db:
-            many, others, answers = db.execute(_TOTALS).one()
-            matching = (
-                db.execute(select(func.count()).select_from(peers).where(listed, *wanted)).scalar_one()
-                if wanted
-                else many
-            )
-            rows = _ranked_rows(db, view, wanted)
-            verified = newest(db, [row.peer for _, row in rows])
-            read = partial(_whole if view.whole else _brief, points=view.curves, hidden=moderation.hidden(db))
-            ranges = rank_ranges({(right, n): many for right, n, many in db.execute(_SCORES)})
-            standings = [
-                Standing(rank, read(db, row, verified), ranges[row.recent_right, row.recent_n])
-                for rank, row in rows
-            ]
-            models = db.execute(_FREQUENT).scalars().all()
-        return LeaderboardPage(standings, view.after, many, others, int(answers), matching, models)
+def standing(db: Connection, peer: str) -> Standing | None:
+    """Return a peer with its rank; the rank is 0 if the peer is not listed."""
+    if (row := db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()) is None:
+        return None
+    shown = row.answered >= LISTED_ANSWERS and peer not in moderation.banned(db)
+    rank = db.execute(_RANK, {"low": row.low, "of": peer}).scalar_one() + 1 if shown else 0
+    return Standing(rank, _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db)))
 
-    def standing(self, peer: str) -> Standing | None:
-        """Return a peer with its rank; the rank is 0 if the peer is not listed."""
-        with self.database.begin() as db:
-            if (row := db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()) is None:
-                return None
-            shown = row.answered >= LISTED_ANSWERS and peer not in moderation.banned(db)
-            rank = db.execute(_RANK, {"low": row.low, "of": peer}).scalar_one() + 1 if shown else 0
-            return Standing(rank, _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db)))
 
-    def banned(self) -> frozenset[str]:
-        """Return the keys whose requests are refused."""
-        with self.database.begin() as db:
-            return moderation.banned(db)
+def history(
+    db: Connection, peer: str, before: int, limit: int = HISTORY_PAGE
+) -> tuple[Sequence[Mapping[str, Any]], int | None]:
+    """Return a peer's evaluations numbered below `before`, newest first, and the next page's `before`.
 
-    def arms(self, model: str | None) -> ArmsView:
-        """Return the two arms of a model; None: of the model whose smaller arm has the most peers."""
-        with self.database.begin() as db:
-            return arms.view(db, model)
+    The latter is None on the last page. The answer is null if the question lapsed. Task and answer are
+    included, so anyone can score them again.
+    """
+    found: list[Mapping[str, Any]] = []
+    size = 0
+    hidden = peer in moderation.hidden(db)
+    with db.execute(_HISTORY, {"of": peer, "before": before, "limit": limit + 1}) as rows:
+        for row in rows.mappings():
+            entry = _entry(row, hidden)
+            size += len(json.dumps(entry, ensure_ascii=False).encode())
+            if found and (len(found) == limit or size > HISTORY_BYTES):
+                return found, int(found[-1]["number"])
+            found.append(entry)
+    return found, None
 
-    def history(
-        self, peer: str, before: int, limit: int = HISTORY_PAGE
-    ) -> tuple[Sequence[Mapping[str, Any]], int | None]:
-        """Return a peer's evaluations numbered below `before`, newest first, and the next page's `before`.
 
-        The latter is None on the last page. The answer is null if the question lapsed. Task and answer are
-        included, so anyone can score them again.
-        """
-        found: list[Mapping[str, Any]] = []
-        size = 0
-        asked = {"of": peer, "before": before, "limit": limit + 1}
-        with self.database.begin() as db, db.execute(_HISTORY, asked) as rows:
-            hidden = moderation.hidden(db)
-            for row in rows.mappings():
-                entry = _entry(row, peer in hidden)
-                size += len(json.dumps(entry, ensure_ascii=False).encode())
-                if found and (len(found) == limit or size > HISTORY_BYTES):
-                    return found, int(found[-1]["number"])
-                found.append(entry)
-        return found, None
+def evaluation(db: Connection, id: str) -> tuple[Mapping[str, Any], GradedEvaluation | None] | None:
+    """Return an evaluation that counts, as in `history` with its peer, and the data of its receipt.
 
-    def windows(self, before: int) -> Sequence[QuestionWindow]:
-        """Return a page of the windows with a number below `before`, newest first."""
-        with self.database.begin() as db:
-            return windows.read(db, before)
+    The receipt's data is None if the question lapsed. The result is None if there is no such evaluation.
+    """
+    if (row := db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()) is None:
+        return None
+    entry = _entry(row, row["peer"] in moderation.hidden(db))
+    (window,) = windows.read(db, row["window_number"] + 1, limit=1)
+    return entry, None if row["answer"] is None else _graded(row, window)
 
-    def evaluation(self, id: str) -> tuple[Mapping[str, Any], GradedEvaluation | None] | None:
-        """Return an evaluation that counts, as in `history` with its peer, and the data of its receipt.
 
-        The receipt's data is None if the question lapsed. The result is None if there is no such evaluation.
-        """
-        with self.database.begin() as db:
-            if (row := db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()) is None:
-                return None
-            entry = _entry(row, row["peer"] in moderation.hidden(db))
-            (window,) = windows.read(db, row["window_number"] + 1, limit=1)
-        return entry, None if row["answer"] is None else _graded(row, window)
-
-    def health(self, now: float) -> SwarmHealth:
-        """Return the state of the swarm, as its judge sees it. now: seconds since the epoch."""
-        today, hour = peers.c.last_seen >= now - DAY, peers.c.last_seen >= now - HOUR
-        figures = select(func.count().filter(hour), func.count().filter(today))
-        groups = {}
-        with self.database.begin() as db:
-            many, others, answers = db.execute(_TOTALS).one()
-            seen_hour, seen_day = db.execute(figures.select_from(peers)).one()
-            for name in GROUPS:
-                count = func.count()
-                found = (
-                    select(peers.c[name], count)
-                    .where(today, _SHOWN_NAMES)
-                    .group_by(peers.c[name])
-                    .order_by(count.desc(), peers.c[name])
-                )
-                groups[name] = [(value, number) for value, number in db.execute(found.limit(GROUP_ROWS))]
-            nodes, before, lately = db.execute(_PROGRESS).one()
-        progress = SwarmProgress(nodes, float(before), float(lately)) if nodes else None
-        return SwarmHealth(many, others, int(answers), seen_hour, seen_day, groups, progress)
+def health(db: Connection, now: float) -> SwarmHealth:
+    """Return the state of the swarm, as its judge sees it. now: seconds since the epoch."""
+    today, hour = peers.c.last_seen >= now - DAY, peers.c.last_seen >= now - HOUR
+    figures = select(func.count().filter(hour), func.count().filter(today))
+    groups = {}
+    many, others, answers = db.execute(_TOTALS).one()
+    seen_hour, seen_day = db.execute(figures.select_from(peers)).one()
+    for name in GROUPS:
+        count = func.count()
+        found = (
+            select(peers.c[name], count)
+            .where(today, _SHOWN_NAMES)
+            .group_by(peers.c[name])
+            .order_by(count.desc(), peers.c[name])
+        )
+        groups[name] = [(value, number) for value, number in db.execute(found.limit(GROUP_ROWS))]
+    nodes, before, lately = db.execute(_PROGRESS).one()
+    progress = SwarmProgress(nodes, float(before), float(lately)) if nodes else None
+    return SwarmHealth(many, others, int(answers), seen_hour, seen_day, groups, progress)
 
 
 def _wanted(view: BoardView) -> list[ColumnElement[bool]]:

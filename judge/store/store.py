@@ -1,18 +1,17 @@
 """The judge's store: questions asked, answers graded, and the totals computed from them.
 
-One thread at a time uses it, the thread of `StoreWriter`: steps that wait at the same time share one
-transaction, and so one write to disk. Each step is committed or rolled back as a whole
-(judge/store/database.py). Times are seconds since the epoch by the judge's clock, given by the caller.
-Failures of disk and server reach the caller as `database.FAILURES`.
+Each public function is a step: it gets a connection with an open transaction, which is committed or rolled
+back as a whole (`Database.run`). `StoreWriter` runs steps in its thread: those that wait at the same time
+share one transaction, and so one write to disk. Times are seconds since the epoch by the judge's clock, given
+by the caller. Failures of disk and server reach the caller as `database.FAILURES`.
 """
 
 import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,12 +32,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseUnusable
 from judge.figures.leaderboard import WINDOW_QUESTIONS, ScoreTally
-from judge.store import arms, pruning, windows
-from judge.store.database import Database
+from judge.store import arms, verifications, windows
+from judge.store.database import Database, Step
 from judge.store.tables import about, evaluations, peers
-from judge.store.verifications import VerificationRecords
 from judge.types import ATTRIBUTES as NAMES
-from judge.types import OpenQuestion, QuestionWindow
+from judge.types import OpenQuestion
 from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.tasks.answers import ScoredAnswer, added
@@ -112,258 +110,209 @@ class PeerStanding:
     asked: int = 0  # number of questions asked in that window
 
 
-class Store:
-    """The store. The caller makes sure that one thread at a time uses it."""
+def open_store(database: Path | str, curriculum: str) -> Database:
+    """Open the database of a judge that runs. Raises DatabaseInUse, DatabaseUnusable.
 
-    def __init__(self, database: Path | str, curriculum: str) -> None:
-        """Open the store. Raises DatabaseInUse, DatabaseUnusable.
+    curriculum: name and digest; one database holds one curriculum.
+    """
+    store = Database(database)
+    try:
+        store.run(_prepare, store.name, curriculum)
+    except DatabaseUnusable:
+        store.close()
+        raise
+    return store
 
-        curriculum: name and digest; one database holds one curriculum.
-        """
-        self.database = Database(database)
-        self._together: Connection | None = None  # the transaction that `together` began
-        self.verified = VerificationRecords(self._begin)
-        try:
-            self._prepare(curriculum)
-        except DatabaseUnusable:
-            self.close()
-            raise
 
-    def _prepare(self, curriculum: str) -> None:
-        with self._begin() as db:
-            if (held := db.scalar(select(about.c.value).where(about.c.name == "curriculum"))) is None:
-                db.execute(insert(about).values(name="curriculum", value=curriculum))
-            elif held != curriculum:
-                raise DatabaseUnusable(
-                    f"{self.database.name} holds answers to {held}, and this judge asks {curriculum}. "
-                    "Start it with the same --curriculum, or give another one with --database."
-                )
-            # Questions that were open at the last stop can no longer be answered, which is not the peers'
-            # fault.
-            db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
-
-    def agree(self, settings: str) -> None:
-        """Record the settings, and log which ones changed since the last start.
-
-        settings: as text, separated by ", ".
-        """
-        of_judges = about.c.name == "judges"
-        with self._begin() as db:
-            if (held := db.scalar(select(about.c.value).where(of_judges))) is None:
-                db.execute(insert(about).values(name="judges", value=settings))
-            if held is None or held == settings:
-                return
-            then, now = held.split(", "), settings.split(", ")
-            old = ", ".join(each for each in then if each not in now)
-            new = ", ".join(each for each in now if each not in then)
-            logging.getLogger("judge").warning(
-                "%s was of a judge with %s; this one has %s%s",
-                self.database.name,
-                old,
-                new,
-                ". Receipts stay signed by the key they have" * ("--key" in old),
-            )
-            db.execute(update(about).where(of_judges).values(value=settings))
-
-    def close(self) -> None:
-        self.database.close()
-
-    def together(self, steps: Sequence[tuple[Callable[..., Any], Sequence[object]]]) -> list[Any]:
-        """Run the steps in one transaction; return the result or the exception of each.
-
-        If one step fails, every step is retried in a separate transaction.
-        """
-        try:
-            with self.database.begin() as self._together:
-                return [step(*arguments) for step, arguments in steps]
-        except Exception as error:
-            # A failing step must not fail the other steps; its exception goes to its caller.
-            self._together = None
-            return (
-                [error]
-                if len(steps) == 1
-                else [outcome for step in steps for outcome in self.together([step])]
-            )
-        finally:
-            self._together = None
-
-    @contextmanager
-    def _begin(self) -> Iterator[Connection]:
-        if self._together is not None:
-            yield self._together
-        else:
-            with self.database.begin() as db:
-                yield db
-
-    def sequence(self, peer: PeerId) -> int:
-        """Return the highest sequence number recorded for this peer; -1: none."""
-        found = self._known(peer)
-        return max(-1 if found is None else int(found.sequence), self.verified.sequence(peer))
-
-    def abandoned(self, before: float) -> None:
-        """Void the open questions of a judge that no longer runs, which nobody can answer."""
-        with self._begin() as db:
-            db.execute(
-                update(evaluations)
-                .where(evaluations.c.state == "open", evaluations.c.asked_at <= before)
-                .values(state="void")
-            )
-
-    def standing(self, peer: PeerId) -> PeerStanding:
-        """Return the state of a peer on which its next question depends."""
-        found = self._known(peer)
-        return (
-            PeerStanding()
-            if found is None
-            else PeerStanding(found.answered, found.window_number, found.window_asked)
+def _prepare(db: Connection, name: str, curriculum: str) -> None:
+    if (held := db.scalar(select(about.c.value).where(about.c.name == "curriculum"))) is None:
+        db.execute(insert(about).values(name="curriculum", value=curriculum))
+    elif held != curriculum:
+        raise DatabaseUnusable(
+            f"{name} holds answers to {held}, and this judge asks {curriculum}. "
+            "Start it with the same --curriculum, or give another one with --database."
         )
+    # Questions that were open at the last stop can no longer be answered, which is not the peers' fault.
+    db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
 
-    def _known(self, peer: PeerId) -> Counts | None:
-        with self._begin() as db:
-            return db.execute(_KNOWN, {"of": peer}).one_or_none()
 
-    def asked(self, question: OpenQuestion, sequence: int, at: float) -> None:
-        """Record a question."""
-        said = {name: getattr(question.attributes, name) for name in NAMES}
-        of_round = said.pop("round")
-        with self._begin() as db:
-            window = question.window.number
-            now = {**said, "window_number": window, "window_asked": question.place + 1}
-            if (
-                db.execute(
-                    _SEEN_AGAIN,
-                    {**now, "of": question.peer, "at": at, "claimed": sequence},
-                ).rowcount
-                == 0
-            ):
-                db.execute(
-                    _SEEN_FIRST,
-                    {
-                        **now,
-                        "peer": question.peer,
-                        "nickname": nickname(question.peer),
-                        "sequence": sequence,
-                        "first_seen": at,
-                        "last_seen": at,
-                    },
-                )
-            db.execute(
-                _ASKED,
-                {
-                    **said,
-                    "id": question.id,
-                    "peer": question.peer,
-                    "round": of_round,
-                    "answers": question.answers,
-                    "window_number": window,
-                    "place": question.place,
-                    "specialty": question.task.ref.specialty,
-                    "n": question.task.ref.n,
-                    "asked_at": at,
-                },
-            )
+def agree(db: Connection, name: str, settings: str) -> None:
+    """Record the settings, and log which ones changed since the last start.
 
-    def graded(
-        self,
-        question: OpenQuestion,
-        answers: Sequence[Completion],
-        scores: Sequence[ScoredAnswer],
-        seconds: float,
-        sequence: int,
-        at: float,
-    ) -> Grade:
-        """Record scored answers; the first one counts. Raises NotOpen.
+    name: of the database. settings: as text, separated by ", ".
+    """
+    of_judges = about.c.name == "judges"
+    if (held := db.scalar(select(about.c.value).where(of_judges))) is None:
+        db.execute(insert(about).values(name="judges", value=settings))
+    if held is None or held == settings:
+        return
+    then, now = held.split(", "), settings.split(", ")
+    old = ", ".join(each for each in then if each not in now)
+    new = ", ".join(each for each in now if each not in then)
+    logging.getLogger("judge").warning(
+        "%s was of a judge with %s; this one has %s%s",
+        name,
+        old,
+        new,
+        ". Receipts stay signed by the key they have" * ("--key" in old),
+    )
+    db.execute(update(about).where(of_judges).values(value=settings))
 
-        seconds: from question to answer, by the judge's monotonic clock.
-        """
-        answer, score = answers[0], scores[0]
-        with self._begin() as db:
-            outcome = {
-                "state": "graded",
-                "reward": score.reward,
-                "reason": score.reason.value,
-                "seconds": seconds,
-                "answered_at": at,
-                "answer": answer.text,
-                "ended": int(answer.ended),
-                "correct": sum(each.reward >= 1 for each in scores),
-                "further": _further(answers[1:], scores[1:]),
-            }
-            if (counted := self._count(db, question, outcome, _GRADED)) is None:
-                raise NotOpen(f"evaluation {question.id} is not open")
+
+def sequence(db: Connection, peer: PeerId) -> int:
+    """Return the highest sequence number recorded for this peer; -1: none."""
+    found = _known(db, peer)
+    return max(-1 if found is None else int(found.sequence), verifications.sequence(db, peer))
+
+
+def abandoned(db: Connection, before: float) -> None:
+    """Void the open questions of a judge that no longer runs, which nobody can answer."""
+    db.execute(
+        update(evaluations)
+        .where(evaluations.c.state == "open", evaluations.c.asked_at <= before)
+        .values(state="void")
+    )
+
+
+def standing(db: Connection, peer: PeerId) -> PeerStanding:
+    """Return the state of a peer on which its next question depends."""
+    found = _known(db, peer)
+    return (
+        PeerStanding()
+        if found is None
+        else PeerStanding(found.answered, found.window_number, found.window_asked)
+    )
+
+
+def _known(db: Connection, peer: PeerId) -> Counts | None:
+    return db.execute(_KNOWN, {"of": peer}).one_or_none()
+
+
+def asked(db: Connection, question: OpenQuestion, sequence: int, at: float) -> None:
+    """Record a question."""
+    said = {name: getattr(question.attributes, name) for name in NAMES}
+    of_round = said.pop("round")
+    window = question.window.number
+    now = {**said, "window_number": window, "window_asked": question.place + 1}
+    seen = {**now, "of": question.peer, "at": at, "claimed": sequence}
+    if db.execute(_SEEN_AGAIN, seen).rowcount == 0:
+        db.execute(
+            _SEEN_FIRST,
+            {
+                **now,
+                "peer": question.peer,
+                "nickname": nickname(question.peer),
+                "sequence": sequence,
+                "first_seen": at,
+                "last_seen": at,
+            },
+        )
+    db.execute(
+        _ASKED,
+        {
+            **said,
+            "id": question.id,
+            "peer": question.peer,
+            "round": of_round,
+            "answers": question.answers,
+            "window_number": window,
+            "place": question.place,
+            "specialty": question.task.ref.specialty,
+            "n": question.task.ref.n,
+            "asked_at": at,
+        },
+    )
+
+
+def graded(
+    db: Connection,
+    question: OpenQuestion,
+    answers: Sequence[Completion],
+    scores: Sequence[ScoredAnswer],
+    seconds: float,
+    sequence: int,
+    at: float,
+) -> Grade:
+    """Record scored answers; the first one counts. Raises NotOpen.
+
+    seconds: from question to answer, by the judge's monotonic clock.
+    """
+    answer, score = answers[0], scores[0]
+    outcome = {
+        "state": "graded",
+        "reward": score.reward,
+        "reason": score.reason.value,
+        "seconds": seconds,
+        "answered_at": at,
+        "answer": answer.text,
+        "ended": int(answer.ended),
+        "correct": sum(each.reward >= 1 for each in scores),
+        "further": _further(answers[1:], scores[1:]),
+    }
+    if (counted := _count(db, question, outcome, _GRADED)) is None:
+        raise NotOpen(f"evaluation {question.id} is not open")
+    before, recent = counted
+    answered, total = before.answered + 1, added(before.reward, score.reward)
+    counts = {"answered": answered, "reward": total, **_recent(recent)}
+    db.execute(_SEEN_AGAIN, {"of": question.peer, "at": at, "claimed": sequence, **counts})
+    return Grade(
+        question.id,
+        score.reward,
+        score.reason.value,
+        question.task.ref.specialty,
+        answered,
+        total,
+        recent.share,
+        recent.answers,
+        answered + before.unanswered,
+        recent.interval.low,
+        recent.interval.high,
+    )
+
+
+def lapsed(db: Connection, questions: Sequence[OpenQuestion]) -> None:
+    """Record questions that were not answered in time: they count as wrong."""
+    for question in questions:
+        counted = _count(db, question, {"state": "unanswered", "reward": 0.0, "reason": LAPSED})
+        if counted is not None:
+            # If it is None, the question is already counted or is void.
             before, recent = counted
-            answered, total = before.answered + 1, added(before.reward, score.reward)
-            counts = {"answered": answered, "reward": total, **_recent(recent)}
-            db.execute(_SEEN_AGAIN, {"of": question.peer, "at": at, "claimed": sequence, **counts})
-        return Grade(
-            question.id,
-            score.reward,
-            score.reason.value,
-            question.task.ref.specialty,
-            answered,
-            total,
-            recent.share,
-            recent.answers,
-            answered + before.unanswered,
-            recent.interval.low,
-            recent.interval.high,
-        )
+            db.execute(
+                _NOT_ANSWERED,
+                {"of": question.peer, "unanswered": before.unanswered + 1, **_recent(recent)},
+            )
 
-    def lapsed(self, questions: Sequence[OpenQuestion]) -> None:
-        """Record questions that were not answered in time: they count as wrong."""
-        with self._begin() as db:
-            for question in questions:
-                counted = self._count(db, question, {"state": "unanswered", "reward": 0.0, "reason": LAPSED})
-                if counted is not None:
-                    # If it is None, the question is already counted or is void.
-                    before, recent = counted
-                    db.execute(
-                        _NOT_ANSWERED,
-                        {"of": question.peer, "unanswered": before.unanswered + 1, **_recent(recent)},
-                    )
 
-    def _count(
-        self, db: Connection, question: OpenQuestion, outcome: Mapping[str, Any], closing: Update = _CLOSED
-    ) -> tuple[Counts, ScoreTally] | None:
-        """Close the question and give it the peer's next number.
+def _count(
+    db: Connection, question: OpenQuestion, outcome: Mapping[str, Any], closing: Update = _CLOSED
+) -> tuple[Counts, ScoreTally] | None:
+    """Close the question and give it the peer's next number.
 
-        Returns the peer's counts before, and the tally of its newest questions including this one; None if
-        the question was not open.
-        """
-        before, reward = db.execute(_COUNTS, {"of": question.peer}).one(), outcome["reward"]
-        counted = {
-            "number": before.answered + before.unanswered + 1,
-            "total": added(before.reward, reward),
-            **outcome,
-        }
-        if db.execute(closing, {"evaluation": question.id, **counted}).rowcount != 1:
-            return None
-        arms.counted(db, question.peer, question.attributes, reward)
-        return before, ScoreTally(added(before.right, reward), int(before.n) + 1)
+    Returns the peer's counts before, and the tally of its newest questions including this one; None if the
+    question was not open.
+    """
+    before, reward = db.execute(_COUNTS, {"of": question.peer}).one(), outcome["reward"]
+    counted = {
+        "number": before.answered + before.unanswered + 1,
+        "total": added(before.reward, reward),
+        **outcome,
+    }
+    if db.execute(closing, {"evaluation": question.id, **counted}).rowcount != 1:
+        return None
+    arms.counted(db, question.peer, question.attributes, reward)
+    return before, ScoreTally(added(before.right, reward), int(before.n) + 1)
 
-    def turn_windows(
-        self, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
-    ) -> tuple[QuestionWindow, QuestionWindow, int]:
-        """Advance the windows, see `windows.turn`."""
-        with self._begin() as db:
-            return windows.turn(db, now, seconds, curriculum, seeds)
 
-    def prune(self, after: str, before: float, silent: float, silent_windows: int) -> str | None:
-        """Prune some peers, see `pruning.prune`."""
-        with self._begin() as db:
-            return pruning.prune(db, after, before, silent, silent_windows)
+def probe(db: Connection, at: float) -> None:
+    """Write as many bytes as a question with its answer. Raises if the database cannot be written."""
+    value = f"{at} ".ljust(PROBE_BYTES, ".")
+    if db.execute(update(about).where(about.c.name == "probe").values(value=value)).rowcount == 0:
+        db.execute(insert(about).values(name="probe", value=value))
 
-    def probe(self, at: float) -> None:
-        """Write as many bytes as a question with its answer. Raises if the database cannot be written."""
-        value = f"{at} ".ljust(PROBE_BYTES, ".")
-        with self._begin() as db:
-            if db.execute(update(about).where(about.c.name == "probe").values(value=value)).rowcount == 0:
-                db.execute(insert(about).values(name="probe", value=value))
 
-    def void(self, question: OpenQuestion) -> None:
-        """Close a question whose answer the judge could not score: it does not count."""
-        with self._begin() as db:
-            db.execute(_CLOSED, {"evaluation": question.id, "state": "void"})
+def void(db: Connection, question: OpenQuestion) -> None:
+    """Close a question whose answer the judge could not score: it does not count."""
+    db.execute(_CLOSED, {"evaluation": question.id, "state": "void"})
 
 
 def _recent(tally: ScoreTally) -> dict[str, float]:
@@ -381,7 +330,6 @@ def _further(answers: Sequence[Completion], scores: Sequence[ScoredAnswer]) -> s
 # Maximum number of steps in one transaction.
 MAX_STEPS = 64
 T = TypeVar("T")
-Step = tuple[Callable[..., Any], Sequence[object]]
 
 
 class StoreWriter:
@@ -390,14 +338,14 @@ class StoreWriter:
     A step's outcome is reported once its transaction is on disk.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Database) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._waiting: deque[tuple[Step, asyncio.Future[Any]]] = deque()
         self._worker: asyncio.Task[None] | None = None
 
     async def run(self, step: Callable[..., T], *arguments: object) -> T:
-        """Run a method of the store in its thread; return its result or raise its exception."""
+        """Run a step in the thread; return its result or raise its exception."""
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(((step, arguments), outcome))
         if self._worker is None or self._worker.done():

@@ -21,7 +21,7 @@ from judge.config import JudgeSettings
 from judge.errors import BUSY, DISK_LOW, FAULT, TOO_SLOW, JudgeError, Refusal, Refused, too_often
 from judge.figures.verification import Upload, Verification, VerifiedAnswer, found
 from judge.logs import survived
-from judge.store.verifications import VerificationRecords
+from judge.store import verifications
 from judge.types import Signed, network_of
 from judge.verified.evaluator import EvaluationFailed, Evaluator
 from judge.verified.messages import AnswerRequest, ModelTensors
@@ -78,7 +78,6 @@ class JudgeHandle:
 async def open_tier(
     settings: JudgeSettings,
     judge: JudgeHandle,
-    records: VerificationRecords,
     rng: random.Random,
     evaluator: Evaluator | None = None,
 ) -> "VerifiedTier":
@@ -94,7 +93,7 @@ async def open_tier(
         raise JudgeError(
             f"the folder of uploads cannot be used: {error}. Name another with --verified-folder."
         ) from None
-    tier = VerifiedTier(settings, judge, records, folder, evaluator, models, rng)
+    tier = VerifiedTier(settings, judge, folder, evaluator, models, rng)
     await tier.recover()
     return tier
 
@@ -104,14 +103,13 @@ class VerifiedTier:
         self,
         settings: JudgeSettings,
         judge: JudgeHandle,
-        records: VerificationRecords,
         folder: UploadFolder,
         evaluator: Evaluator,
         models: dict[str, ModelTensors],
         rng: random.Random,
     ) -> None:
         """Build the tier. models: those that can be verified. rng: unpredictable outside of tests."""
-        self._settings, self._judge, self._records, self._folder = settings, judge, records, folder
+        self._settings, self._judge, self._folder = settings, judge, folder
         self._evaluator, self.models, self._rng = evaluator, models, rng
         self._networks = TokenBuckets[str](
             1 / config.VERIFIED_PAUSE_S, config.VERIFIED_BURST, config.REMEMBERED_PEERS
@@ -123,7 +121,7 @@ class VerifiedTier:
 
     async def recover(self) -> None:
         """Resume the queue of an earlier run of the judge. Call it first."""
-        waiting = await self._judge.write(self._records.recovered, self._folder.whole(), self._judge.wall())
+        waiting = await self._judge.write(verifications.recovered, self._folder.whole(), self._judge.wall())
         self._folder.keep_only([upload.id for upload in waiting])
         for upload in waiting:
             self._enqueue(upload, "")
@@ -154,7 +152,7 @@ class VerifiedTier:
         self._held[upload.peer] = network
         try:
             await self._store(upload, check, parts)
-            await self._judge.write(self._records.queued, upload, signed.sequence, self._judge.wall())
+            await self._judge.write(verifications.queued, upload, signed.sequence, self._judge.wall())
         except BaseException:
             del self._held[upload.peer]
             self._folder.remove(upload.id)
@@ -244,7 +242,7 @@ class VerifiedTier:
             self._come.clear()
 
     async def _evaluate(self, upload: Upload) -> None:
-        await self._written(self._records.running, upload.id)
+        await self._written(verifications.running, upload.id)
         try:
             answers = await self._answered(upload)
         except EvaluationFailed as why:
@@ -257,11 +255,11 @@ class VerifiedTier:
         else:
             at = self._judge.wall()
             self._let_go(upload)
-            await self._written(self._records.done, upload, at, answers, self._receipt(upload, answers, at))
+            await self._written(verifications.done, upload, at, answers, self._receipt(upload, answers, at))
 
     async def _refuse(self, upload: Upload, error: str, remedy: str) -> None:
         self._let_go(upload)
-        await self._written(self._records.refused, upload, self._judge.wall(), error, remedy)
+        await self._written(verifications.refused, upload, self._judge.wall(), error, remedy)
 
     def _let_go(self, upload: Upload) -> None:
         """Remove the weights before the outcome is published: a peer that reads it may upload again.

@@ -68,7 +68,7 @@ async def play(folder: Path, tries: int) -> dict[str, Any]:
 
         def size() -> int:
             """Return the bytes in use, that is, the file's pages that are not free."""
-            with service._store.database.begin() as db:
+            with service._writer._store.begin() as db:
                 pages, free, each = (
                     db.exec_driver_sql(f"PRAGMA {name}").scalar_one()
                     for name in ("page_count", "freelist_count", "page_size")
@@ -91,7 +91,7 @@ async def play(folder: Path, tries: int) -> dict[str, Any]:
         if hasattr(service, "prune"):
             await service.prune()
         sizes[2] = size()
-        with service._store.database.begin() as db:
+        with service._writer._store.begin() as db:
             rows = "SELECT count(*) FROM evaluations"
             left = db.exec_driver_sql(f"{rows} WHERE peer != '{honest}'").scalar_one()
             kept = db.exec_driver_sql(f"{rows} WHERE peer = '{honest}'").scalar_one()

@@ -19,7 +19,8 @@ import pytest
 import trio
 
 from judge.config import MAX_ANSWER_CHARACTERS
-from judge.store.store import Store
+from judge.store import store as judge_store
+from judge.store.store import open_store
 from judge.types import OpenQuestion, Requester
 from p2p.identity import Identity
 from swarmd.daemon.judging.client import Graded, JudgeClient, Question
@@ -38,14 +39,14 @@ LONG = Identity(b"\x4c" * 32).peer_id  # the peer whose page is read
 
 def fill(folder: Path, answers: int) -> None:
     now = time.time()  # recent, because the judge deletes a peer that was silent for a month
-    with closing(Store(folder / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
+    with closing(open_store(folder / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
         for number in range(answers):
             task = Task(TaskRef("bf", 10**9 + number), "?", {})
             asker = Requester("", record=True)
             asked = OpenQuestion(f"{number:032x}", LONG, task, 0.0, 60.0, asker, WINDOW, 0)
-            store.asked(asked, sequence=2 * number, at=now)
+            store.run(judge_store.asked, asked, 2 * number, now)
             answer = Completion("\U0001f600" * MAX_ANSWER_CHARACTERS, True)
-            store.graded(asked, [answer], [ScoredAnswer.of(0.0)], 0.5, 2 * number + 1, now)
+            store.run(judge_store.graded, asked, [answer], [ScoredAnswer.of(0.0)], 0.5, 2 * number + 1, now)
 
 
 async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:

@@ -96,7 +96,7 @@ class Court:
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """Return the rows that a statement selects in the judge's database."""
-        with self.service._store.database.begin() as db:
+        with self.service._writer._store.begin() as db:
             found = db.exec_driver_sql(statement)
             return [tuple(row) for row in found] if found.returns_rows else []
 

@@ -7,7 +7,8 @@ from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
-from judge.store.store import Store
+from judge.store import store as judge_store
+from judge.store.store import open_store
 from judge.types import Attributes, OpenQuestion, Requester
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
@@ -75,7 +76,7 @@ def fill(database: Path, at: float = 1_700_000_000.0) -> None:
     must be recent, because a judge deletes peers that were silent for a month.
     """
     texts = iter(ALL)
-    with closing(Store(database, f"{TINY_9.name} {TINY_9.digest}")) as store:
+    with closing(open_store(database, f"{TINY_9.name} {TINY_9.digest}")) as store:
         peers = [SigningPeer(node + 1).identity.peer_id for node in range(NODES)]
         for node, peer in enumerate(peers):
             steps = []
@@ -94,10 +95,10 @@ def fill(database: Path, at: float = 1_700_000_000.0) -> None:
                 task, asker = Task(TaskRef("basic_arithmetic", n), "?", {}), Requester("", record=False)
                 question = OpenQuestion(f"{n:032x}", peer, task, 0.0, 60.0, asker, WINDOW, 0, said)
                 score = ScoredAnswer.of(float(number % 2))
-                steps.append((store.asked, (question, 2 * number, at + number)))
+                steps.append((judge_store.asked, (question, 2 * number, at + number)))
                 steps.append(
                     (
-                        store.graded,
+                        judge_store.graded,
                         (
                             question,
                             [Completion(text, True)],

@@ -369,7 +369,7 @@ async def test_an_answer_lost_on_a_full_disk_does_not_count(
         assert (await court.http.get("/v1/leaderboard")).status_code == 200
     finally:
         # No transaction can begin. The setting belongs to one connection, so drop the pool's connections.
-        court.service._store.database.engine.dispose()
+        court.service._writer._store.engine.dispose()
     full, unwritable = caplog.records
     assert "disk is full" in full.getMessage() and "readonly database" in unwritable.getMessage()
     assert not full.exc_info

@@ -16,8 +16,7 @@ from judge import config
 from judge.config import JudgeSettings
 from judge.evaluation.service import JudgeService
 from judge.store.database import Database
-from judge.store.reader import Reader
-from judge.store.store import Store
+from judge.store.store import open_store
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
@@ -70,12 +69,12 @@ async def judge_of(tasks: HangingTasks, folder: Path) -> AsyncIterator[Court]:
     database, clocks = folder / "judge.sqlite3", (Clock(1_000.0), Clock())
     settings, name = JudgeSettings(database, "tiny-9"), f"tiny-9 {TINY_9.digest}"
     with (
-        closing(Store(database, name)) as store,
-        closing(Reader(Database(database, alone=False))) as reader,
+        closing(open_store(database, name)) as store,
+        closing(Database(database, alone=False)) as reading,
         closing(Verifier("tiny-9")) as verifier,
     ):
         service = JudgeService(
-            settings, tasks, identity(1), store, reader, verifier.judge, random.Random(3), *clocks
+            settings, tasks, identity(1), store, reading, verifier.judge, random.Random(3), *clocks
         )
         async with http_to(service) as http:
             yield Court(service, http, *clocks)

@@ -30,7 +30,8 @@ from judge.cli import app, main
 from judge.config import JudgeSettings
 from judge.errors import DatabaseUnusable
 from judge.server import JudgeServer, in_both_families, listening_socket, reach, serve
-from judge.store.store import Store
+from judge.store import store as judge_store
+from judge.store.store import open_store
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from swarmd.daemon.judging.client import Graded, JudgeClient, Question
@@ -293,7 +294,7 @@ def test_invalid_settings_are_rejected_at_the_start(
     tmp_path: Path, changed: dict[str, str], words: str
 ) -> None:
     (tmp_path / "letter.txt").write_text("dear database")
-    Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}").close()
+    open_store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}").close()
     database = tmp_path / changed.pop("database", "judge.sqlite3")
     settings = replace(JudgeSettings(database, "tiny-9", port=0), **changed)  # type: ignore[arg-type] # strings only
     with pytest.raises(OperatorError, match=words):
@@ -301,9 +302,9 @@ def test_invalid_settings_are_rejected_at_the_start(
 
 
 def test_a_full_disk_at_the_start_gives_a_message(tmp_path: Path) -> None:
-    with contextlib.closing(Store(database := tmp_path / "judge", f"tiny-9 {TINY_9.digest}")) as store:
-        store.agree("")
-        with store.database.begin() as db:
+    with contextlib.closing(open_store(database := tmp_path / "judge", f"tiny-9 {TINY_9.digest}")) as store:
+        store.run(judge_store.agree, store.name, "")
+        with store.begin() as db:
             db.exec_driver_sql(
                 "CREATE TRIGGER t BEFORE UPDATE ON about BEGIN SELECT RAISE(FAIL, 'database or disk is"
                 " full'); END"

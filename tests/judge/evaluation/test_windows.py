@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from judge import config
 from judge.evaluation.questions import WindowQuestions
 from judge.store.database import Database
-from judge.store.reader import Reader
-from judge.store.store import Store
-from judge.store.windows import REVEAL_S, due
+from judge.store.store import open_store
+from judge.store.windows import REVEAL_S, due, read, turn
 from judge.types import QuestionWindow
 from p2p.types import PeerId
 from swarmd.tasks import held_out
@@ -73,29 +72,31 @@ def test_a_later_window_is_published_one_window_before_it_opens() -> None:
     assert third.published == 1060.0 and third.terms.opens == 1120
 
 
-def turned(store: Store, now: float, new: Callable[[], bytes]) -> tuple[QuestionWindow, QuestionWindow, int]:
-    return store.turn_windows(now, 60, TINY_9.digest, new)
+def turned(
+    store: Database, now: float, new: Callable[[], bytes]
+) -> tuple[QuestionWindow, QuestionWindow, int]:
+    return store.run(turn, now, 60, TINY_9.digest, new)
 
 
 def test_a_commitment_survives_a_kill_and_its_seed_is_revealed_in_time(database: str) -> None:
     new = Seeds()
-    with closing(Store(database, "tiny-9 0123")) as store:
+    with closing(open_store(database, "tiny-9 0123")) as store:
         first, second, hidden = turned(store, 1000.0, new)
         assert (first.number, second.number, hidden, first.opened) == (1, 2, 0, 1000.0)
-    with closing(Store(database, "tiny-9 0123")) as store:  # closing writes nothing, as with kill -9
+    with closing(open_store(database, "tiny-9 0123")) as store:  # closing writes nothing, as with kill -9
         assert turned(store, 1030.0, new) == (first, second, 0)
-        with closing(Reader(Database(database, alone=False))) as reader:
+        with closing(Database(database, alone=False)) as reading:
             second_now, third, hidden = turned(store, 1060.0, new)
             assert (second_now.seed, hidden) == (second.seed, 1) and all(
-                w.revealed is None for w in reader.windows(2**63 - 1)
+                w.revealed is None for w in reading.run(read, 2**63 - 1)
             )
             assert turned(store, 1060.0 + REVEAL_S, new) == (second_now, third, 0)
-            told = reader.windows(2)[0].document()
+            told = reading.run(read, 2)[0].document()
             assert (
                 told["seed"] == first.seed.hex()
                 and commitment(first.terms, bytes.fromhex(told["seed"])) == first.commitment
             )
-            assert [w.document()["seed"] for w in reader.windows(2**63 - 1)[:2]] == [None, None]
+            assert [w.document()["seed"] for w in reading.run(read, 2**63 - 1)[:2]] == [None, None]
         # The clock was set back, but questions of a revealed window are not asked again.
         assert turned(store, 900.0, new)[0].number == 2
         late = turned(store, 5000.0, new)[0]  # the judge was down for longer than a window

@@ -21,7 +21,8 @@ from judge.figures.comparison import (
 from judge.figures.intervals import always, evidence, paired_test
 from judge.figures.rounds import HORIZONS, MAX_ROUND, MISSED_BINS, PeerProgress, advance, bin_end, bin_of
 from judge.store import arms
-from judge.store.store import Store
+from judge.store import store as judge_store
+from judge.store.database import Database
 from judge.types import Attributes
 from p2p.types import PeerId
 from testbed.recounted_arms import recounted
@@ -147,12 +148,12 @@ def test_the_anytime_interval_holds_while_the_model_learns() -> None:
 
 
 @pytest.fixture
-def store(database: str) -> Iterator[Store]:
+def store(database: str) -> Iterator[Database]:
     with closing(opened(database)) as store:
         yield store
 
 
-def test_the_stores_figures_equal_a_recomputation(store: Store, database: str) -> None:
+def test_the_stores_figures_equal_a_recomputation(store: Database, database: str) -> None:
     """The recomputation uses all evaluations of two models.
 
     Some peers are in the swarm, some are solo, some change halfway, and some are away for long.
@@ -168,13 +169,13 @@ def test_the_stores_figures_equal_a_recomputation(store: Store, database: str) -
                 max(0, round_number), "tiny\0" if peer > 2 else "other", sharing=None if peer == 9 else said
             )
             asked = replace(question(number, PeerId(f"peer {peer}")), attributes=attributes)
-            steps.append((store.asked, (asked, number, float(number))))
+            steps.append((judge_store.asked, (asked, number, float(number))))
             if step == 3:
-                steps.append((store.lapsed, ([asked],)))
+                steps.append((judge_store.lapsed, ([asked],)))
             else:
                 steps.append(
                     (
-                        store.graded,
+                        judge_store.graded,
                         (asked, [ANSWER], [rng.choice((RIGHT, WRONG))], 0.25, number, float(number)),
                     )
                 )

@@ -14,8 +14,10 @@ from judge.figures.intervals import wilson
 from judge.figures.leaderboard import BoardView, Record, ScoreTally, SwarmProgress
 from judge.figures.verification import Upload, VerifiedAnswer
 from judge.pages import drawing, rendering, views
-from judge.store.reader import Reader
-from judge.store.store import Store
+from judge.store import reader, verifications
+from judge.store import store as judge_store
+from judge.store.database import Database
+from judge.store.store import open_store
 from judge.types import Attributes
 from p2p.identity import nickname
 from p2p.types import PeerId
@@ -249,7 +251,7 @@ async def test_pages_with_the_longest_names_are_bounded(tmp_path: Path) -> None:
 
     Every page and document has at most 100 kB, and the next page has the rest.
     """
-    with closing(Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
+    with closing(open_store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
         for node in range(50):
             letter = '"' if node % 4 == 0 else "\U0001f9ab"
             said = Attributes(1, letter * 100, letter * 40, "swarm", 4, 4, letter * 64, letter * 64, "cpu")
@@ -262,8 +264,8 @@ async def test_pages_with_the_longest_names_are_bounded(tmp_path: Path) -> None:
                 asked = replace(
                     asked, task=Task(TaskRef(TINY_9.specialties[number % 9], asked.task.ref.n), "?", {})
                 )
-                steps.append((store.asked, (asked, number, 1.0)))
-                steps.append((store.graded, (asked, answers, [ScoredAnswer.of(0.0)], 0.5, number, 1.0)))
+                steps.append((judge_store.asked, (asked, number, 1.0)))
+                steps.append((judge_store.graded, (asked, answers, [ScoredAnswer.of(0.0)], 0.5, number, 1.0)))
             store.together(steps)
     async with open_court(tmp_path / "judge.sqlite3", tmp_path, wall=2.0) as court:
         node, http = SigningPeer(1).identity.peer_id, court.http
@@ -285,7 +287,7 @@ async def test_pages_with_the_longest_names_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_node_on_a_ladder_has_a_table_of_levels(tmp_path: Path) -> None:
-    with closing(Store(tmp_path / "judge.sqlite3", f"ladder-9 {LADDER_9.digest}")) as store:
+    with closing(open_store(tmp_path / "judge.sqlite3", f"ladder-9 {LADDER_9.digest}")) as store:
         steps: list[Any] = []
         for number, (specialty, reward) in enumerate(
             [("arc_1d.1", 1.0), ("arc_1d.1", 0.0), ("arc_1d.3", 0.0), ("binary_matrix.1", 1.0)]
@@ -293,8 +295,8 @@ async def test_a_node_on_a_ladder_has_a_table_of_levels(tmp_path: Path) -> None:
             asked = question(1_000_000_000 + number, PEER)
             asked = replace(asked, task=Task(TaskRef(specialty, asked.task.ref.n), "?", {}))
             given = [Completion("x", True)], [ScoredAnswer.of(reward)]
-            steps.append((store.asked, (asked, number, 1.0)))
-            steps.append((store.graded, (asked, *given, 0.5, number, 1.0)))
+            steps.append((judge_store.asked, (asked, number, 1.0)))
+            steps.append((judge_store.graded, (asked, *given, 0.5, number, 1.0)))
         store.together(steps)
     async with open_court(tmp_path / "judge.sqlite3", tmp_path, wall=2.0, curriculum="ladder-9") as court:
         text = " ".join(hostile.Parsed((await court.http.get(f"/nodes/{PEER}")).text).text.split())
@@ -309,12 +311,12 @@ async def test_a_node_without_levels_has_no_table_of_levels(site: httpx2.AsyncCl
 
 
 @pytest.fixture
-def board(database: str) -> Iterator[Reader]:
+def board(database: str) -> Iterator[Database]:
     """Return a judge with nodes of two models that have 10 to 24 answers and were seen at different times.
 
     A node with a higher number is better and was seen later.
     """
-    with closing(Store(database, "tiny-9 0123")) as store:
+    with closing(open_store(database, "tiny-9 0123")) as store:
         numbers = iter(range(1, 1_000))
         for node in range(4):
             for place in range(10 + 4 * node):
@@ -326,14 +328,14 @@ def board(database: str) -> Iterator[Reader]:
                     "a" if node % 2 else "B_%",
                 )
         evaluate(store, 999, 1.0, PeerId("newcomer"), "a")
-        yield Reader(store.database)
+        yield store
 
 
-def names(reader: Reader, **view: Any) -> list[str]:
-    return [f"{s.rank}{s.record.peer[4:]}" for s in reader.board(BoardView(**view)).standings]
+def names(board: Database, **view: Any) -> list[str]:
+    return [f"{s.rank}{s.record.peer[4:]}" for s in board.run(reader.board, BoardView(**view)).standings]
 
 
-def test_the_board_can_be_searched_filtered_and_sorted(board: Reader) -> None:
+def test_the_board_can_be_searched_filtered_and_sorted(board: Database) -> None:
     """Ranks are among all peers, even if the page shows a selection."""
     views: list[tuple[dict[str, Any], str]] = [
         *(({"sort": sort}, "13 22 31 40") for sort in ("rank", "score", "new", "seen", "questions")),
@@ -342,11 +344,11 @@ def test_the_board_can_be_searched_filtered_and_sorted(board: Reader) -> None:
         *(({"search": letters}, "22 40") for letters in ("_%", "%")),
         ({"search": "newcomer"}, ""),
         ({"model": "a", "sort": "reward", "after": 1, "limit": 1}, "31"),
-        ({"seen_since": board.board(BoardView()).standings[1].record.last_seen}, "13 22"),
+        ({"seen_since": board.run(reader.board, BoardView()).standings[1].record.last_seen}, "13 22"),
     ]
     for view, shown in views:
         assert names(board, **view) == shown.split(), view
-    page = board.board(BoardView(model="a", limit=1))
+    page = board.run(reader.board, BoardView(model="a", limit=1))
     assert (page.listed, page.unlisted, page.matching, page.more_after, page.models) == (
         4,
         1,
@@ -357,27 +359,27 @@ def test_the_board_can_be_searched_filtered_and_sorted(board: Reader) -> None:
 
 
 def test_pages_show_nodes_whose_weights_were_evaluated(database: str) -> None:
-    with closing(Store(database, "tiny-9 0123")) as store:
+    with closing(open_store(database, "tiny-9 0123")) as store:
         for number in range(30):
             evaluate(store, number + 1, 1.0, PeerId(f"node{number % 3}"))
         for peer, done in (("node1", True), ("node2", False)):
             upload = Upload(f"of {peer}", PeerId(peer), "tiny", None, "ab" * 32, 10, 1)
-            store.verified.queued(upload, 1, 1.0)
+            store.run(verifications.queued, upload, 1, 1.0)
             if done:
-                store.verified.done(
+                store.run(
+                    verifications.done,
                     upload,
                     2.0,
                     [VerifiedAnswer("bf", 1, 1.0, 1, "correct", "x", True)],
                     {"receipt": "{}", "signature": ""},
                 )
-        reader = Reader(store.database)
-        assert names(reader, tier="verified") == ["21"] and names(reader, tier="reported") == ["10", "32"]
-        assert [s.record.tier for s in reader.board(BoardView(sort="rank")).standings] == [
+        assert names(store, tier="verified") == ["21"] and names(store, tier="reported") == ["10", "32"]
+        assert [s.record.tier for s in store.run(reader.board, BoardView(sort="rank")).standings] == [
             "reported",
             "verified",
             "reported",
         ]
-        standing = reader.standing("node1")
+        standing = store.run(reader.standing, "node1")
     shown = {
         "standing": standing,
         "segments": [],
@@ -404,14 +406,14 @@ def test_pages_show_nodes_whose_weights_were_evaluated(database: str) -> None:
     )
 
 
-def test_the_front_page_shows_the_health_of_the_swarm(board: Reader) -> None:
+def test_the_front_page_shows_the_health_of_the_swarm(board: Database) -> None:
     """Evaluation n was of round n, and was asked n seconds after the start of 1970."""
     newest = 999.0
-    health = board.health(newest)
+    health = board.run(reader.health, newest)
     assert (health.listed, health.unlisted, health.seen_hour, health.seen_day) == (4, 1, 5, 5)
     assert (health.answers, health.progress) == (65, None)
     assert health.groups["model"] == [("a", 3), ("B_%", 2)] and health.groups["version"] == [(None, 5)]
-    later = board.health(newest + 3600)
+    later = board.run(reader.health, newest + 3600)
     assert (later.seen_hour, later.seen_day) == (1, 5)
 
 
@@ -420,22 +422,22 @@ def test_progress_compares_the_same_nodes(database: str) -> None:
 
     All nodes have the same weight, so the figure does not change if no node changed.
     """
-    with closing(Store(database, "tiny-9 0123")) as store:
+    with closing(open_store(database, "tiny-9 0123")) as store:
         for number in range(150):
             evaluate(store, number + 1, float(number < 10 or number >= 100), PeerId("old"), "a")
         for number in range(20):
             evaluate(store, number + 200, 1.0, PeerId("young"), "a")
-        assert Reader(store.database).health(999.0).progress == SwarmProgress(1, 10 / 50, 50 / 100)
+        assert store.run(reader.health, 999.0).progress == SwarmProgress(1, 10 / 50, 50 / 100)
         of = "UPDATE peers SET answered = {}, reward = {}, recent_right = {}, recent_n=100 WHERE peer = '{}'"
-        with store.database.begin() as db:
+        with store.begin() as db:
             db.exec_driver_sql(of.format(10_100, 8_080.0, 80.0, "old"))
             db.exec_driver_sql(of.format(120, 12.0, 10.0, "young"))
-        progress = Reader(store.database).health(999.0).progress
+        progress = store.run(reader.health, 999.0).progress
         assert progress is not None and progress.before == pytest.approx(progress.now) == pytest.approx(0.45)
 
 
-def test_a_rank_stands_next_to_its_node(board: Reader) -> None:
-    ranks = {peer: board.standing(peer) for peer in ("node3", "node0", "newcomer", "nobody")}
+def test_a_rank_stands_next_to_its_node(board: Database) -> None:
+    ranks = {peer: board.run(reader.standing, peer) for peer in ("node3", "node0", "newcomer", "nobody")}
     assert {peer: found and found.rank for peer, found in ranks.items()} == {
         "node3": 1,
         "node0": 4,

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from judge import cli
 from judge.errors import DatabaseUnusable
+from judge.store import store as judge_store
 from judge.store.database import Database
-from judge.store.store import Store
+from judge.store.store import open_store
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
@@ -30,18 +31,18 @@ def fill(database: str, verifier: Verifier) -> None:
     One further question lapsed, and one is void.
     """
     tasks = tasks_of("tiny-9")
-    with closing(Store(database, CURRICULUM)) as store:
+    with closing(open_store(database, CURRICULUM)) as store:
         for number in range(1_000_000_001, 1_000_000_009):
             asked = question(number, BOB if number % 2 else ALICE)
             task = tasks.task(asked.task.ref)
             assert task is not None
             text = HOSTILE if number % 3 == 0 else f"<answer>{solution(tasks, task)}</answer>"
-            store.asked(asked, number, 0.0)
+            store.run(judge_store.asked, asked, number, 0.0)
             ((reason,),) = verifier.judge([(task.ref, [Completion(text, True)])])
-            store.graded(asked, [Completion(text, True)], [reason], 0.5, number, 1.0)
+            store.run(judge_store.graded, asked, [Completion(text, True)], [reason], 0.5, number, 1.0)
         for number in (1, 2):
-            store.asked(question(number), 3 * 10**9 + number, 2.0)
-        store.lapsed([question(1)])
+            store.run(judge_store.asked, question(number), 3 * 10**9 + number, 2.0)
+        store.run(judge_store.lapsed, [question(1)])
 
 
 def change(database: str, statement: str) -> None:
@@ -73,10 +74,10 @@ def test_a_peer_with_a_higher_total_than_its_answers_is_found(database: str, ver
 def test_a_backup_made_by_sqlite_serves_as_the_same_judge(tmp_path: Path, verifier: Verifier) -> None:
     database, copy = str(tmp_path / "judge.sqlite3"), str(tmp_path / "copy.sqlite3")
     fill(database, verifier)
-    with closing(Store(database, CURRICULUM)), closing(sqlite3.connect(database)) as other:
+    with closing(open_store(database, CURRICULUM)), closing(sqlite3.connect(database)) as other:
         other.execute("VACUUM INTO ?", (copy,))
     assert audit.verify(copy, CURRICULUM, verifier.judge) == (8, [])
-    with closing(Store(copy, CURRICULUM)) as store:
+    with closing(open_store(copy, CURRICULUM)) as store:
         evaluate(store, 11, 1.0, PeerId("carol"))
 
 

@@ -16,7 +16,8 @@ from judge.cli import app
 from judge.config import EXPIRE_S
 from judge.errors import DatabaseUnusable, JudgeError
 from judge.store import moderation
-from judge.store.store import Store
+from judge.store import store as judge_store
+from judge.store.store import open_store
 from testbed.signing_peer import SigningPeer
 from tests.doubles import TIMEOUT_S
 from tests.judge.conftest import Court, open_court
@@ -144,12 +145,14 @@ async def test_the_command_bans_an_unknown_key_and_requires_a_reason(tmp_path: P
 
 def test_a_key_can_be_banned_while_the_judge_writes_continuously(database: str) -> None:
     ended, failed = Event(), []
-    with closing(Store(database, "tiny-9 0123")) as store, ThreadPoolExecutor(1) as thread:
+    with closing(open_store(database, "tiny-9 0123")) as store, ThreadPoolExecutor(1) as thread:
 
         def write() -> None:
             while not ended.is_set():
                 failed.extend(
-                    outcome for outcome in store.together([(store.probe, (0.0,))]) if outcome is not None
+                    outcome
+                    for outcome in store.together([(judge_store.probe, (0.0,))])
+                    if outcome is not None
                 )
 
         writing = thread.submit(write)
@@ -163,7 +166,7 @@ def test_a_key_can_be_banned_while_the_judge_writes_continuously(database: str) 
 
 
 def test_moderation_on_a_full_disk_gives_a_message(tmp_path: Path) -> None:
-    Store(database := tmp_path / "judge.sqlite3", "tiny-9 0123").close()
+    open_store(database := tmp_path / "judge.sqlite3", "tiny-9 0123").close()
     with closing(sqlite3.connect(database)) as db:
         db.execute(
             "CREATE TRIGGER full BEFORE INSERT ON moderation BEGIN SELECT RAISE(FAIL, 'database or disk is"

@@ -23,9 +23,11 @@ from judge.figures.leaderboard import (
     Record,
     ScoreTally,
 )
+from judge.store import reader
+from judge.store import store as judge_store
 from judge.store.database import Database
-from judge.store.reader import Reader
-from judge.store.store import Grade, NotOpen, PeerStanding, Store
+from judge.store.store import Grade, NotOpen, PeerStanding, open_store
+from judge.store.windows import turn
 from judge.types import Attributes, OpenQuestion, Requester
 from p2p.types import PeerId
 from swarmd.tasks.answers import ScoredAnswer
@@ -38,12 +40,12 @@ ANSWER = Completion("<answer>1</answer>", True)
 RIGHT, WRONG = ScoredAnswer.of(1.0), ScoredAnswer.of(0.0)
 
 
-def opened(database: Path | str, curriculum: str = "tiny-9 0123") -> Store:
-    return Store(database, curriculum)
+def opened(database: Path | str, curriculum: str = "tiny-9 0123") -> Database:
+    return open_store(database, curriculum)
 
 
 @pytest.fixture
-def store(database: str) -> Iterator[Store]:
+def store(database: str) -> Iterator[Database]:
     with closing(opened(database)) as store:
         yield store
 
@@ -53,16 +55,16 @@ def question(number: int, peer: PeerId = ALICE, model: str = "tiny") -> OpenQues
     return OpenQuestion(f"{number:032x}", peer, task, 0.0, 60.0, asker, WINDOW, 0, Attributes(number, model))
 
 
-def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE, model: str = "tiny") -> Grade:
+def evaluate(store: Database, number: int, reward: float, peer: PeerId = ALICE, model: str = "tiny") -> Grade:
     asked = question(number, peer, model)
-    store.asked(asked, sequence=2 * number, at=float(number))
-    return store.graded(
-        asked, [ANSWER], [ScoredAnswer.of(reward)], seconds=0.5, sequence=2 * number + 1, at=number + 0.5
+    store.run(judge_store.asked, asked, 2 * number, float(number))
+    return store.run(
+        judge_store.graded, asked, [ANSWER], [ScoredAnswer.of(reward)], 0.5, 2 * number + 1, number + 0.5
     )
 
 
-def record_of(reader: Reader, peer: str) -> Record | None:
-    standing = reader.standing(peer)
+def record_of(store: Database, peer: str) -> Record | None:
+    standing = store.run(reader.standing, peer)
     return standing and standing.record
 
 
@@ -71,7 +73,7 @@ def the(record: Record | None) -> Record:
     return record
 
 
-def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
+def test_the_store_keeps_questions_answers_and_figures(store: Database) -> None:
     for number in range(1, 301):
         told = evaluate(store, number, float(number % 3 == 0))
     assert (told.n, told.score, told.number, told.answered, told.total) == (
@@ -82,7 +84,7 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
         100.0,
     )
     evaluate(store, 1_000, 1.0, BOB)
-    alice = the(record_of(Reader(store.database), ALICE))
+    alice = the(record_of(store, ALICE))
     assert (alice.answered, alice.reward, alice.unanswered, alice.last_seen, alice.model) == (
         300,
         100.0,
@@ -92,81 +94,90 @@ def test_the_store_keeps_questions_answers_and_figures(store: Store) -> None:
     )
     assert (len(alice.recent), sum(reward for _, reward in alice.recent)) == (WINDOW_QUESTIONS, 34)
     assert (alice.curve[0], alice.curve[-1]) == ((8, 2.0), (300, 100.0)) and len(alice.curve) <= CURVE_POINTS
-    board = Reader(store.database).board(BoardView())
+    board = store.run(reader.board, BoardView())
     assert [(standing.rank, standing.record.peer) for standing in board.standings] == [(1, ALICE)]
     assert (board.listed, board.unlisted, board.answers) == (1, 1, 301)  # bob has one answer
-    newest, more = Reader(store.database).history(ALICE, before=2**63 - 1, limit=2)
+    newest, more = store.run(reader.history, ALICE, 2**63 - 1, 2)
     assert more == 299 and [row["number"] for row in newest] == [300, 299]
     kept = {"answer": ANSWER.text, "reason": "correct", "specialty": "bf", "n": 300, "ended": True}
     assert newest[0] | kept == newest[0]
-    assert [row["number"] for row in Reader(store.database).history(ALICE, before=299, limit=1)[0]] == [298]
-    assert (store.sequence(ALICE), store.sequence(PeerId("nobody"))) == (601, -1)
-    assert record_of(Reader(store.database), "nobody") is None
+    assert [row["number"] for row in store.run(reader.history, ALICE, 299, 1)[0]] == [298]
+    assert (store.run(judge_store.sequence, ALICE), store.run(judge_store.sequence, PeerId("nobody"))) == (
+        601,
+        -1,
+    )
+    assert record_of(store, "nobody") is None
 
 
 def test_a_page_of_the_board_shows_one_snapshot(
-    store: Store, database: str, monkeypatch: pytest.MonkeyPatch
+    store: Database, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer graded while a page is read appears in the next page that is read."""
     for number in range(1, LISTED_ANSWERS + 1):
         evaluate(store, number, 1.0)
 
     def graded_meanwhile(*_: object) -> dict[str, Any]:
-        evaluate(store, store.standing(ALICE).answered + 1, 0.0)
+        evaluate(store, store.run(judge_store.standing, ALICE).answered + 1, 0.0)
         return {}
 
     monkeypatch.setattr("judge.store.reader.newest", graded_meanwhile)
-    with closing(Reader(Database(database, alone=False))) as reader:
+    with closing(Database(database, alone=False)) as reading:
         for n in (10, 11):
-            (standing,) = reader.board(BoardView()).standings
+            (standing,) = reading.run(reader.board, BoardView()).standings
             assert standing.record.score == ScoreTally(10.0, n)
 
 
 def test_serving_a_backup_with_another_key_gives_a_message(
-    store: Store, caplog: pytest.LogCaptureFixture
+    store: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     for key in "aab":
-        store.agree(f"--key of {key}, --deadline 60")
+        store.run(judge_store.agree, store.name, f"--key of {key}, --deadline 60")
     (said,) = caplog.messages
     assert said.endswith(
         "was of a judge with --key of a; this one has --key of b. Receipts stay signed by the key they have"
     )
 
 
-def test_only_changed_settings_are_named(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    store.agree("--key of a, --deadline 60, --window 9")
-    store.agree("--key of a, --deadline 90, --window 5")
+def test_only_changed_settings_are_named(store: Database, caplog: pytest.LogCaptureFixture) -> None:
+    store.run(judge_store.agree, store.name, "--key of a, --deadline 60, --window 9")
+    store.run(judge_store.agree, store.name, "--key of a, --deadline 90, --window 5")
     (said,) = caplog.messages
     assert said.endswith("of a judge with --deadline 60, --window 9; this one has --deadline 90, --window 5")
 
 
-def test_a_page_of_answers_has_a_bounded_number_of_bytes(store: Store) -> None:
+def test_a_page_of_answers_has_a_bounded_number_of_bytes(store: Database) -> None:
     """The answers have maximum length, in characters with the longest JSON, so few fit on a page.
 
     The pages together have all answers.
     """
     for number, letter in enumerate("x\x01é\U0001f600" * 3, start=1):
         asked = question(number)
-        store.asked(asked, sequence=2 * number, at=0.0)
-        store.graded(
-            asked, [Completion(letter * MAX_ANSWER_CHARACTERS, True)], [WRONG], 0.5, 2 * number + 1, 0.0
+        store.run(judge_store.asked, asked, 2 * number, 0.0)
+        store.run(
+            judge_store.graded,
+            asked,
+            [Completion(letter * MAX_ANSWER_CHARACTERS, True)],
+            [WRONG],
+            0.5,
+            2 * number + 1,
+            0.0,
         )
     seen: list[int] = []
     before: int | None = 2**63 - 1
     while before is not None:
-        page, before = Reader(store.database).history(ALICE, before)
+        page, before = store.run(reader.history, ALICE, before)
         assert len(json.dumps(page, ensure_ascii=False).encode()) <= 256 * 1024
         seen += [row["number"] for row in page]
         assert before in (None, seen[-1])
     assert seen == list(range(12, 0, -1))
 
 
-def test_stored_answers_take_no_more_bytes_than_they_were_sent_in(store: Store) -> None:
+def test_stored_answers_take_no_more_bytes_than_they_were_sent_in(store: Database) -> None:
     """A network's bytes are limited as they are sent, and all of them are stored."""
     asked, given = replace(question(1), answers=16), Completion("é" * 1_000, True)
-    store.asked(asked, sequence=1, at=0.0)
-    store.graded(asked, [given] * 16, [WRONG] * 16, 0.5, 2, 0.0)
-    with store.database.begin() as db:
+    store.run(judge_store.asked, asked, 1, 0.0)
+    store.run(judge_store.graded, asked, [given] * 16, [WRONG] * 16, 0.5, 2, 0.0)
+    with store.begin() as db:
         assert db.exec_driver_sql("SELECT length(further) FROM evaluations").scalar_one() < 16_500
 
 
@@ -176,45 +187,43 @@ def test_a_page_of_answers_is_read_row_by_row(postgresql: Callable[[], str]) -> 
     cursors: list[object] = []
     with closing(opened(postgresql())) as store:
 
-        @event.listens_for(store.database.engine, "before_cursor_execute")
+        @event.listens_for(store.engine, "before_cursor_execute")
         def note(_: object, cursor: object, statement: str, *__: object) -> None:
             cursors.extend([cursor] * ("evaluations.further" in statement))
 
-        assert Reader(store.database).history(ALICE, 9) == ([], None)
+        assert store.run(reader.history, ALICE, 9) == ([], None)
     (cursor,) = cursors
     assert isinstance(cursor, psycopg.ServerCursor)
 
 
-def test_an_evaluation_is_graded_only_once(store: Store) -> None:
+def test_an_evaluation_is_graded_only_once(store: Database) -> None:
     evaluate(store, 1, 1.0)
     with pytest.raises(SQLAlchemyError):
-        store.graded(question(1), [ANSWER], [RIGHT], 0.5, 9, 9.0)
-    assert (
-        the(record_of(Reader(store.database), ALICE)).answered == 1
-    )  # the whole transaction was rolled back
+        store.run(judge_store.graded, question(1), [ANSWER], [RIGHT], 0.5, 9, 9.0)
+    assert the(record_of(store, ALICE)).answered == 1  # the whole transaction was rolled back
     with pytest.raises(SQLAlchemyError):
-        store.asked(question(1), 10, 10.0)
+        store.run(judge_store.asked, question(1), 10, 10.0)
     evaluate(store, 2, 1.0)  # the next transaction works
 
 
-def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
+def test_a_question_that_lapses_counts_as_wrong(store: Database) -> None:
     evaluate(store, 1, 1.0)
-    store.asked(question(2), 4, 2.0)
-    store.lapsed([question(2)])
-    record = the(record_of(Reader(store.database), ALICE))
+    store.run(judge_store.asked, question(2), 4, 2.0)
+    store.run(judge_store.lapsed, [question(2)])
+    record = the(record_of(store, ALICE))
     assert (record.answered, record.unanswered, record.reward, record.score) == (1, 1, 1.0, ScoreTally(1, 2))
     assert record.always == ScoreTally(1, 2)
     assert record.curve == [(1, 1.0), (2, 1.0)]
     with pytest.raises(SQLAlchemyError):
-        store.graded(question(2), [ANSWER], [RIGHT], 0.5, 5, 2.0)
-    store.lapsed([question(2)])
-    assert record_of(Reader(store.database), ALICE) == record  # the answer does not count again
-    newest, _ = Reader(store.database).history(ALICE, 2**63 - 1)
+        store.run(judge_store.graded, question(2), [ANSWER], [RIGHT], 0.5, 5, 2.0)
+    store.run(judge_store.lapsed, [question(2)])
+    assert record_of(store, ALICE) == record  # the answer does not count again
+    newest, _ = store.run(reader.history, ALICE, 2**63 - 1)
     kept = [(row["number"], row["reward"], row["answer"], row["ended"]) for row in newest]
     assert kept == [(2, 0.0, None, None), (1, 1.0, ANSWER.text, True)]
     assert newest[0]["reason"] == "not answered in time"
     evaluate(store, 3, 1.0)
-    assert the(record_of(Reader(store.database), ALICE)).score == ScoreTally(2, 3)
+    assert the(record_of(store, ALICE)).score == ScoreTally(2, 3)
 
 
 def test_the_board_lists_peers_in_the_order_of_their_ranks(database: str) -> None:
@@ -235,22 +244,22 @@ def test_the_board_lists_peers_in_the_order_of_their_ranks(database: str) -> Non
         for name, (good, answers) in right.items():
             for i in range(answers):
                 evaluate(store, next(numbers), float(i < good), PeerId(name))
-        board = Reader(store.database).board(BoardView())
+        board = store.run(reader.board, BoardView())
         assert [standing.record.peer for standing in board.standings] == ["steady", "lucky", "a", "b", "poor"]
         assert (board.listed, board.unlisted, board.more_after) == (5, 1, None)
         ties = [standing.ties for standing in board.standings if standing.ties]
         assert ties == [(1, 4), (1, 4), (1, 5), (1, 5), (3, 5)]  # too few answers to separate the peers
         seen, after = [], 0
         while after is not None:
-            page = Reader(store.database).board(BoardView(after=after, limit=2))
+            page = store.run(reader.board, BoardView(after=after, limit=2))
             seen += [(standing.rank, standing.record.peer) for standing in page.standings]
             after = page.more_after  # type: ignore[assignment]
         assert seen == list(enumerate(["steady", "lucky", "a", "b", "poor"], 1))
         for _ in range(60):
-            store.asked(question(n := next(numbers), PeerId("steady")), 2 * n, 0.0)
-            store.lapsed([question(n, PeerId("steady"))])
+            store.run(judge_store.asked, question(n := next(numbers), PeerId("steady")), 2 * n, 0.0)
+            store.run(judge_store.lapsed, [question(n, PeerId("steady"))])
         # The peer "steady" left sixty questions unanswered.
-        assert Reader(store.database).board(BoardView()).standings[0].record.peer == "lucky"
+        assert store.run(reader.board, BoardView()).standings[0].record.peer == "lucky"
 
 
 def test_only_one_judge_may_use_a_database_at_a_time(database: str) -> None:
@@ -296,25 +305,25 @@ def test_a_file_that_is_not_a_database_is_rejected(address: str) -> None:
         opened(address)
 
 
-def test_any_stored_text_is_read_unchanged(store: Store) -> None:
+def test_any_stored_text_is_read_unchanged(store: Database) -> None:
     text = "a\0b \\0 \\ \\\\0 <answer>\U0001f9ab\r\n\u202e</answer>"
-    store.asked(replace(question(1), attributes=Attributes(1, "m\0\\", name="\0")), 1, 0.0)
-    store.graded(question(1), [Completion(text, False)], [WRONG], 0.5, 2, 0.0)
-    ((row,), _) = Reader(store.database).history(ALICE, 2**63 - 1)
+    store.run(judge_store.asked, replace(question(1), attributes=Attributes(1, "m\0\\", name="\0")), 1, 0.0)
+    store.run(judge_store.graded, question(1), [Completion(text, False)], [WRONG], 0.5, 2, 0.0)
+    ((row,), _) = store.run(reader.history, ALICE, 2**63 - 1)
     assert (row["answer"], row["ended"], row["model"], row["name"]) == (text, False, "m\0\\", "\0")
 
 
 def test_open_questions_are_void_after_a_restart(database: str) -> None:
     with closing(opened(database)) as store:
         evaluate(store, 1, 1.0)
-        store.asked(question(2), 5, 5.0)
-        before = record_of(Reader(store.database), ALICE)
+        store.run(judge_store.asked, question(2), 5, 5.0)
+        before = record_of(store, ALICE)
     with closing(opened(database)) as store:
-        assert record_of(Reader(store.database), ALICE) == before
+        assert record_of(store, ALICE) == before
         # The open question does not count, because the peer is not at fault.
-        assert (the(record_of(Reader(store.database), ALICE)).unanswered, store.sequence(ALICE)) == (0, 5)
+        assert (the(record_of(store, ALICE)).unanswered, store.run(judge_store.sequence, ALICE)) == (0, 5)
         with pytest.raises(SQLAlchemyError):
-            store.graded(question(2), [ANSWER], [RIGHT], 0.5, 6, 6.0)
+            store.run(judge_store.graded, question(2), [ANSWER], [RIGHT], 0.5, 6, 6.0)
 
 
 def test_a_database_of_another_version_is_rejected(database: str) -> None:
@@ -325,57 +334,64 @@ def test_a_database_of_another_version_is_rejected(database: str) -> None:
         opened(database)
 
 
-def test_a_failed_step_does_not_undo_other_steps_of_its_transaction(store: Store) -> None:
+def test_a_failed_step_does_not_undo_other_steps_of_its_transaction(store: Database) -> None:
     """Several steps share a transaction; if one fails, the others are still stored."""
     evaluate(store, 1, 1.0)
-    asked = [(store.asked, (question(n), n, 0.0)) for n in (2, 3)]
+    asked = [(judge_store.asked, (question(n), n, 0.0)) for n in (2, 3)]
     assert store.together(asked) == [None, None]
-    steps = [(store.graded, (question(n), [ANSWER], [RIGHT], 0.5, 10 + n, 1.0)) for n in (2, 1, 3, 3)]
+    steps = [(judge_store.graded, (question(n), [ANSWER], [RIGHT], 0.5, 10 + n, 1.0)) for n in (2, 1, 3, 3)]
     outcomes = store.together(steps)
     assert [getattr(outcome, "answered", type(outcome)) for outcome in outcomes] == [2, NotOpen, 3, NotOpen]
-    assert store.together([(store.sequence, (ALICE,)), (store.standing, (ALICE,))]) == [
+    assert store.together([(judge_store.sequence, (ALICE,)), (judge_store.standing, (ALICE,))]) == [
         13,
         PeerStanding(3, 1, 1),
     ]
 
 
-def test_a_question_with_several_answers_is_stored(store: Store) -> None:
+def test_a_question_with_several_answers_is_stored(store: Database) -> None:
     """All answers are stored. The first counts for the score, the other three for pass@k."""
     for number, right in enumerate((0, 1, 4), 1):
         asked = replace(question(number), answers=4)
-        store.asked(asked, number, 0.0)
+        store.run(judge_store.asked, asked, number, 0.0)
         answers = [Completion(str(place), True) for place in range(4)]
         reasons = [RIGHT if place >= 4 - right else WRONG for place in range(4)]
-        assert store.graded(asked, answers, reasons, 0.5, 10 + number, 0.0).reward == float(right == 4)
+        assert store.run(judge_store.graded, asked, answers, reasons, 0.5, 10 + number, 0.0).reward == float(
+            right == 4
+        )
     evaluate(store, 4, 1.0)
-    alice = the(record_of(Reader(store.database), ALICE))
+    alice = the(record_of(store, ALICE))
     assert alice.score == ScoreTally(2, 4) and alice.pass_at == {
         1: (pytest.approx(4 / 9), 3),
         2: (pytest.approx(5 / 9), 3),
     }
-    (one, newest, *_), _ = Reader(store.database).history(ALICE, 2**63 - 1)
+    (one, newest, *_), _ = store.run(reader.history, ALICE, 2**63 - 1)
     assert "further" not in one and (one["answers"], one["correct"]) == (1, 1)
     assert (newest["answers"], newest["correct"], newest["answer"]) == (4, 4, "0")
     assert newest["further"][2] == {"text": "3", "ended": True, "reason": "correct", "reward": 1.0}
 
 
-def test_graded_rewards_are_summed_exactly_and_stored_with_each_answer(store: Store) -> None:
-    store.turn_windows(0.0, 60, TINY_9.digest, lambda: bytes(32))
+def test_graded_rewards_are_summed_exactly_and_stored_with_each_answer(store: Database) -> None:
+    store.run(turn, 0.0, 60, TINY_9.digest, lambda: bytes(32))
     for number in range(1, 11):
         asked = replace(question(number), answers=2)
-        store.asked(asked, number, 0.0)
-        found = store.graded(
-            asked, [ANSWER] * 2, [ScoredAnswer.of(0.1), ScoredAnswer.of(0.7)], 0.5, 20 + number, 0.0
+        store.run(judge_store.asked, asked, number, 0.0)
+        found = store.run(
+            judge_store.graded,
+            asked,
+            [ANSWER] * 2,
+            [ScoredAnswer.of(0.1), ScoredAnswer.of(0.7)],
+            0.5,
+            20 + number,
+            0.0,
         )
     assert (found.total, found.score) == (1.0, 0.1)
-    reader = Reader(store.database)
-    alice = the(record_of(reader, ALICE))
+    alice = the(record_of(store, ALICE))
     assert (alice.reward, alice.score.right, alice.pass_at) == (1.0, 1.0, {1: (0.0, 10)})
-    _, graded = reader.evaluation(f"{3:032x}") or ({}, None)
+    _, graded = store.run(reader.evaluation, f"{3:032x}") or ({}, None)
     assert graded is not None and list(graded.scores) == [ScoredAnswer.of(0.1), ScoredAnswer.of(0.7)]
 
 
-def test_a_peers_self_description_is_stored_with_its_evaluations(store: Store) -> None:
+def test_a_peers_self_description_is_stored_with_its_evaluations(store: Database) -> None:
     """A peer has its latest self-description; each question keeps the one from when it was asked."""
     said = {
         "name": "<b>otter</b>",
@@ -386,12 +402,12 @@ def test_a_peers_self_description_is_stored_with_its_evaluations(store: Store) -
         "version": "1",
         "hardware": "cpu",
     }
-    store.asked(replace(question(1), attributes=Attributes(1, "tiny", **said)), 1, 0.0)  # type: ignore[arg-type] # numbers and texts
-    store.graded(question(1), [ANSWER], [RIGHT], 0.5, 2, 0.0)
-    assert the(record_of(Reader(store.database), ALICE)).said == said
+    store.run(judge_store.asked, replace(question(1), attributes=Attributes(1, "tiny", **said)), 1, 0.0)  # type: ignore[arg-type] # numbers and texts
+    store.run(judge_store.graded, question(1), [ANSWER], [RIGHT], 0.5, 2, 0.0)
+    assert the(record_of(store, ALICE)).said == said
     evaluate(store, 2, 1.0)
-    assert the(record_of(Reader(store.database), ALICE)).said == {}
-    (newest, first), _ = Reader(store.database).history(ALICE, 2**63 - 1)
+    assert the(record_of(store, ALICE)).said == {}
+    (newest, first), _ = store.run(reader.history, ALICE, 2**63 - 1)
     assert first.items() >= said.items() and not said.keys() & newest.keys()
 
 
@@ -405,7 +421,7 @@ def test_a_database_that_cannot_store_every_name_is_rejected(request: pytest.Fix
     where = make_url(address).set(database="sql_ascii").render_as_string()
     with closing(opened(where)) as store:
         evaluate(store, 1, 1.0, model="Sówka 🦦")
-        assert the(record_of(Reader(store.database), ALICE)).model == "Sówka 🦦"
+        assert the(record_of(store, ALICE)).model == "Sówka 🦦"
     with pytest.raises(DatabaseUnusable, match=r"(?s)the encoding LATIN1.*ENCODING 'UTF8'"):
         opened(where.replace("sql_ascii", "latin1"))
 

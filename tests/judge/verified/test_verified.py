@@ -26,7 +26,9 @@ from judge.config import JudgeSettings
 from judge.errors import BUSY, JudgeError
 from judge.evaluation.service import JudgeService, open_service
 from judge.figures.verification import Upload, VerifiedAnswer
-from judge.store.store import Store
+from judge.store import store as judge_store
+from judge.store import verifications
+from judge.store.store import open_store
 from judge.store.verifications import newest
 from judge.verified import evaluator
 from judge.verified.evaluator import EvaluationFailed, Evaluator
@@ -448,26 +450,30 @@ async def test_uploads_continue_after_a_restart(database: str, tmp_path: Path) -
 
 
 def test_only_a_peers_latest_uploads_are_kept(database: str) -> None:
-    with closing(Store(database, "tiny-9 0123")) as store:
-        records = store.verified
+    with closing(open_store(database, "tiny-9 0123")) as store:
         answer = VerifiedAnswer("bf", 7, 1.0, 1, "correct", "a\0\\", True)
         for number in range(12):
             upload = Upload(f"{number:032x}", PeerId("alice"), "tiny", None, "0" * 64, 10, 1)
-            records.queued(upload, 100 + number, float(number))
-            records.running(upload.id)
+            store.run(verifications.queued, upload, 100 + number, float(number))
+            store.run(verifications.running, upload.id)
             if number % 2:
-                records.refused(upload, float(number), "unfit", "mend it")
+                store.run(verifications.refused, upload, float(number), "unfit", "mend it")
             else:
-                records.done(upload, float(number), [answer], {"receipt": "{}", "signature": "0"})
-        kept = [number for number in range(12) if records.find(f"{number:032x}")]
+                store.run(
+                    verifications.done, upload, float(number), [answer], {"receipt": "{}", "signature": "0"}
+                )
+        kept = [number for number in range(12) if store.run(verifications.find, f"{number:032x}")]
         assert kept == [2, 4, 6, 8, 10, 11]  # the finished uploads, and the last
-        with store.database.begin() as db:
+        with store.begin() as db:
             assert {peer: one.upload.id for peer, one in newest(db, ["alice", "bob"]).items()} == {
                 "alice": f"{10:032x}"
             }
-        found = records.find(f"{10:032x}")
+        found = store.run(verifications.find, f"{10:032x}")
         assert found is not None and found[1] == [answer] and (found[0].right, found[0].questions) == (1, 1)
-        assert store.sequence(PeerId("alice")) == 111 and store.sequence(PeerId("bob")) == -1
+        assert (
+            store.run(judge_store.sequence, PeerId("alice")) == 111
+            and store.run(judge_store.sequence, PeerId("bob")) == -1
+        )
 
 
 @pytest.mark.slow  # two hundred uploads
