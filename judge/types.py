@@ -1,10 +1,10 @@
 """Data that the parts of the judge exchange: requests, questions and evaluations."""
 
-import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from p2p.netgroup import block_of_host
 from p2p.types import PeerId
 from swarmd.tasks import held_out
 from swarmd.tasks.answers import ScoredAnswer
@@ -130,12 +130,6 @@ class GradedEvaluation:
 def network_of(host: str) -> str:
     """Return the network that one machine's owner gets cheaply: /24 of IPv4, /48 of IPv6.
 
-    Text that is not an address is treated as a network.
+    Text that is not the address of a peer is treated as a network.
     """
-    try:
-        ip = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
+    return block_of_host(host) or host
