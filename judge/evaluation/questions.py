@@ -4,12 +4,12 @@ So requests are served even if a task plug-in is slow or hangs.
 """
 
 import asyncio
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from judge import config
 from judge.errors import BUSY, FAULT, Refused
+from judge.logs import log
 from judge.types import QuestionWindow
 from p2p.latest import Latest
 from p2p.types import PeerId
@@ -82,9 +82,6 @@ class WindowQuestions:
         if index not in made:
             made[index] = held_out.question(self._tasks, window.seed, index)
         return made[index]
-
-
-log = logging.getLogger("judge")
 
 
 class QuestionThread:

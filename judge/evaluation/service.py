@@ -7,7 +7,6 @@ count: a monotonic one for deadlines, the wall clock for dates.
 
 import asyncio
 import contextlib
-import logging
 import math
 import random
 import secrets
@@ -46,7 +45,7 @@ from judge.figures.leaderboard import (
     LeaderboardPage,
     SwarmHealth,
 )
-from judge.logs import survived
+from judge.logs import log, survived
 from judge.store import arms, moderation, pruning, reader, store, windows
 from judge.store.database import FAILURES, FORESEEN, Database
 from judge.store.store import Grade, PeerStanding, StoreWriter, open_store
@@ -72,7 +71,6 @@ from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.sandbox.client import Completion, Mark, ScoredAnswer, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
 
-log = logging.getLogger("judge")
 T = TypeVar("T")
 
 

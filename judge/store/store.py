@@ -8,7 +8,6 @@ by the caller. Failures of disk and server reach the caller as `database.FAILURE
 
 import asyncio
 import json
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from judge.errors import DatabaseUnusable
 from judge.figures.leaderboard import WINDOW_QUESTIONS, ScoreTally
+from judge.logs import log
 from judge.store import arms, verifications, windows
 from judge.store.database import Database, Step
 from judge.store.tables import about, evaluations, peers
@@ -149,7 +149,7 @@ def agree(db: Connection, name: str, settings: str) -> None:
     then, now = held.split(", "), settings.split(", ")
     old = ", ".join(each for each in then if each not in now)
     new = ", ".join(each for each in now if each not in then)
-    logging.getLogger("judge").warning(
+    log.warning(
         "%s was of a judge with %s; this one has %s%s",
         name,
         old,

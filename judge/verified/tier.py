@@ -7,7 +7,6 @@ uploads numbers only, so only the numbers can influence the answers.
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from judge import config
 from judge.config import JudgeSettings
 from judge.errors import BUSY, DISK_LOW, FAULT, TOO_SLOW, JudgeError, Refusal, Refused, too_often
 from judge.figures.verification import Upload, Verification, VerifiedAnswer, found
-from judge.logs import survived
+from judge.logs import log, survived
 from judge.store import verifications
 from judge.types import Signed, network_of
 from judge.verified.evaluator import EvaluationFailed, Evaluator
@@ -32,8 +31,6 @@ from p2p.types import PeerId
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion, Task, TaskRef
-
-log = logging.getLogger("judge")
 
 OFF = Refusal(
     404,
