@@ -6,12 +6,12 @@ import sys
 def main() -> int:
     try:
         # Imported inside the `try`: the import takes a while, and the user may press Ctrl-C meanwhile.
-        from judge.cli import main as run
+        from judge.cli import app
+        from swarmd.terminal import explained, run_program
 
-        run()
+        return run_program("swarmd-judge", lambda: explained("swarmd-judge", app))
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 if __name__ == "__main__":

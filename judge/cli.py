@@ -18,7 +18,7 @@ from judge.errors import JudgeError
 from swarmd.errors import command_for
 from swarmd.state.logs import installed_version
 from swarmd.tasks.own_tasks import find_curriculum
-from swarmd.terminal import explained, printable, run_program, tell
+from swarmd.terminal import printable, tell
 
 EXTRA = ("fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
 
@@ -286,11 +286,3 @@ def _its_packages() -> Iterator[None]:
         raise JudgeError(
             f"The judge needs packages that are not installed. Run `{command_for('judge')}`."
         ) from None
-
-
-def main() -> None:
-    sys.exit(run_program("swarmd-judge", lambda: explained("swarmd-judge", app)))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ def serving(database: str, *options: str) -> Iterator[tuple[subprocess.Popen[str
     command = [
         sys.executable,
         "-m",
-        "judge.cli",
+        "judge",
         "serve",
         "--database",
         database,

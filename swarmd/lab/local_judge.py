@@ -13,7 +13,7 @@ from swarmd.lab.parent_watch import LabFailed, end, watched
 def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
     """Run a judge on loopback until the block ends; yield its URL."""
     command = [
-        *(*watched(), "judge.cli", "serve", "--json"),
+        *(*watched(), "judge", "serve", "--json"),
         *("--host", "127.0.0.1", "--port", "0"),
         *("--curriculum", curriculum, "--database", str(folder / "judge.sqlite")),
     ]

@@ -26,7 +26,8 @@ import trio
 import uvicorn
 from typer.testing import CliRunner
 
-from judge.cli import app, main
+from judge.__main__ import main
+from judge.cli import app
 from judge.config import JudgeSettings
 from judge.errors import DatabaseUnusable
 from judge.server import JudgeServer, in_both_families, listening_socket, reach, serve
@@ -69,7 +70,7 @@ def command(folder: Path, *options: str) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "judge.cli",
+        "judge",
         "serve",
         "--database",
         str(folder / "judge.sqlite3"),
@@ -262,11 +263,9 @@ def test_operator_mistakes_give_messages(
 ) -> None:
     def failed(folder: Path, *options: str) -> tuple[Any, str]:
         monkeypatch.setattr(sys, "argv", command(folder, *options)[2:])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
+        code, said = main(), capsys.readouterr()
         assert said.out == ""
-        return ended.value.code, said.err
+        return code, said.err
 
     with serving(tmp_path, "--origin", "https://judge.example") as (_, ready):
         outcome = trio.run(client(str(ready["url"]), 1).ask, 1, "tiny")
@@ -334,7 +333,7 @@ def test_the_log_can_be_json_lines() -> None:
 def test_settings_from_variables_a_plain_first_line_and_ctrl_c(tmp_path: Path) -> None:
     options = {"PORT": "0", "CURRICULUM": "tiny-9", "DATABASE": str(tmp_path / "j")}
     environment = {**os.environ, **{f"SWARMD_JUDGE_{name}": value for name, value in options.items()}}
-    starting = [sys.executable, "-m", "judge.cli", "serve"]
+    starting = [sys.executable, "-m", "judge", "serve"]
     pipes: Any = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with killed_after(subprocess.Popen(starting, text=True, env=environment, **pipes)) as process:
         assert process.stdout is not None
@@ -352,7 +351,7 @@ def test_settings_from_variables_a_plain_first_line_and_ctrl_c(tmp_path: Path) -
 
 @pytest.mark.parametrize("package", ["fastapi", "sqlalchemy", "uvicorn"])
 def test_without_the_judge_extra_the_message_says_what_to_install(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from judge.cli import main; main()"
+    code = f"import sys; sys.modules[{package!r}] = None; from judge.__main__ import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -370,7 +369,7 @@ def test_an_option_prints_the_version() -> None:
 
 
 def test_a_removed_working_folder_gives_a_one_sentence_message(tmp_path: Path) -> None:
-    code = "import os, sys; os.rmdir(os.getcwd()); from judge.cli import main; main()"
+    code = "import os, sys; os.rmdir(os.getcwd()); from judge.__main__ import main; sys.exit(main())"
     (gone := tmp_path / "gone").mkdir()
     starting = [sys.executable, "-c", code, "serve", "--database", "judge.sqlite3"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
