@@ -48,11 +48,6 @@ class Resolved:
     origins: Mapping[str, str]
 
 
-def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, object]) -> NodeConfig:
-    """Return the configuration of a node; see `resolve`."""
-    return resolve(path, environment, flags).config
-
-
 def resolve(
     path: Path | None,
     environment: Mapping[str, str],

@@ -12,7 +12,7 @@ from typer.main import get_command
 import judge.cli
 import swarmd.cli.app
 from swarmd.config.config import NodeConfig
-from swarmd.config.sources import FLAGS, load
+from swarmd.config.sources import FLAGS, resolve
 from tests import ROOT
 
 PROGRAMS = {"swarmd": swarmd.cli.app.app, "swarmd-judge": judge.cli.app}
@@ -49,4 +49,4 @@ def node_config(words: Sequence[str]) -> NodeConfig:
     Raise ConfigError if a value is invalid.
     """
     parsed = parse(words)
-    return load(None, {}, {flag: parsed[flag] for flag in FLAGS})
+    return resolve(None, {}, {flag: parsed[flag] for flag in FLAGS}).config

@@ -10,7 +10,7 @@ import pytest
 
 from swarmd.config.config import NodeConfig
 from swarmd.config.messages import kind_of
-from swarmd.config.sources import NODE, flatten, load, resolve
+from swarmd.config.sources import NODE, flatten, resolve
 from swarmd.errors import ConfigError
 from swarmd.experience.strategies import TAKES
 from tests import ROOT
@@ -23,7 +23,7 @@ def mistakes(text: str | bytes, folder: Path) -> list[str]:
     path = folder / "node.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError) as wrong:
-        load(path, {}, {})
+        resolve(path, {}, {})
     return str(wrong.value).splitlines()
 
 
@@ -122,37 +122,37 @@ def test_every_key_can_be_set_by_a_variable() -> None:
             if kind is Literal
             else "some-text"
         )
-        config = load(
+        resolved = resolve(
             None, {f"SWARMD_{key.replace('.', '_').upper()}": texts.get(key) or values.get(kind, other)}, {}
         )
-        assert flatten(config)[key] != default, key
+        assert flatten(resolved.config)[key] != default, key
     assert NODE.variables["SWARMD_MODEL"] == NODE.variables["SWARMD_MODEL_NAME"] == "model.name"
 
 
 def test_empty_variables_and_other_programs_variables_are_ignored() -> None:
     assert (
-        load(
+        resolve(
             None,
             {"SWARMD_MODEL": "", "SWARMD_STATE_DIR": "/x", "SWARMD_CONFIG": "/y", "SWARMD_JUDGE_PORT": "1"},
             {},
-        )
+        ).config
         == NodeConfig()
     )
     with pytest.raises(
         ConfigError, match="SWARMD_ROUND_LOCL: no such variable; did you mean SWARMD_ROUND_LOCAL"
     ):
-        load(None, {"SWARMD_ROUND_LOCL": "3"}, {})
+        resolve(None, {"SWARMD_ROUND_LOCL": "3"}, {})
     with pytest.raises(ConfigError, match=r"^SWARMD_\\x1b\[2J: no such variable"):
-        load(None, {"SWARMD_\x1b[2J": "3"}, {})
+        resolve(None, {"SWARMD_\x1b[2J": "3"}, {})
     with pytest.raises(ConfigError, match=r"SWARMD_MODEL_NAME: model\.name: SWARMD_MODEL sets another value"):
-        load(None, {"SWARMD_MODEL_NAME": "a", "SWARMD_MODEL": "b"}, {})
+        resolve(None, {"SWARMD_MODEL_NAME": "a", "SWARMD_MODEL": "b"}, {})
 
 
 def test_the_mistakes_of_all_sources_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('sed = 1\n[round]\nlocal = "4"\nrounds_ = 3\n[modle]\nx = 1\n')
     with pytest.raises(ConfigError) as wrong:
-        load(path, {"SWARMD_EXTERNAL": "many", "SWARMD_PACE": "1e"}, {"local": -1, "device": "gpu"})
+        resolve(path, {"SWARMD_EXTERNAL": "many", "SWARMD_PACE": "1e"}, {"local": -1, "device": "gpu"})
     assert str(wrong.value).splitlines() == [
         f"{path}:1: sed: unknown key; did you mean seed?",
         f"{path}:3: round.local: expected a whole number, at least 0 and at most 1,024, found '4'",
@@ -266,7 +266,7 @@ def test_the_message_of_each_mistake_names_its_place_and_error(
 def test_valid_bootstrap_addresses_are_accepted() -> None:
     hosts = ("ip4/1.2.3.4/tcp/1", "ip6/2001:db8::1/tcp/65535", "dns/a-b.example/tcp/1", "dns4/node_1/tcp/1")
     addresses = tuple(f"/{host}/p2p/{PEER}" for host in hosts)
-    assert load(None, {}, {"bootstrap": list(addresses)}).swarm.bootstrap == addresses
+    assert resolve(None, {}, {"bootstrap": list(addresses)}).config.swarm.bootstrap == addresses
 
 
 def test_unreadable_files_give_a_message_with_a_remedy(tmp_path: Path) -> None:
@@ -276,14 +276,14 @@ def test_unreadable_files_give_a_message_with_a_remedy(tmp_path: Path) -> None:
         (Path("a\0b"), "null byte"),
     ):
         with pytest.raises(ConfigError, match=said) as wrong:
-            load(path, {}, {})
+            resolve(path, {}, {})
         assert "--config" in str(wrong.value)
 
 
 def test_examples_must_be_pairs_of_texts(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text("[model]\nexamples = [['2+2?', ' 4 '], ['3+3?', '6']]")
-    config = load(path, {}, {})
+    config = resolve(path, {}, {}).config
     assert config.model.examples == (("2+2?", "4"), ("3+3?", "6"))
     assert NodeConfig.model_validate_json(config.model_dump_json()) == config
 
@@ -347,7 +347,7 @@ def test_messages_about_damaged_files_name_key_or_line_and_file(tmp_path: Path) 
     while broken < 200:
         path.write_text(_break(text, rng), newline="")
         try:
-            load(path, {}, {})
+            resolve(path, {}, {})
         except ConfigError as wrong:
             broken += 1
             for line in str(wrong).splitlines():
@@ -365,4 +365,4 @@ def test_a_path_to_own_tasks_is_relative_to_its_source(
         ("~/own.jsonl", "/home/me/own.jsonl"),
         ("/own.py", "/own.py"),
     ):
-        assert load(None, {}, {"curriculum": text}).swarm.curriculum == path
+        assert resolve(None, {}, {"curriculum": text}).config.swarm.curriculum == path

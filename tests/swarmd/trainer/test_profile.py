@@ -15,7 +15,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.config.profiles import PROFILES
-from swarmd.config.sources import load, resolve
+from swarmd.config.sources import resolve
 from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.advantages import unweighed, within_group
@@ -33,7 +33,7 @@ from tests.doubles import Clock, memory_node
 from tests.played import PlayedPolicy
 
 I, J, L = 4, 4, 8
-PAPER = load(None, {}, {"profile": "sapo-paper"})
+PAPER = resolve(None, {}, {"profile": "sapo-paper"}).config
 
 
 def test_the_profile_sets_the_papers_values_and_explicit_keys_override_them(tmp_path: Path) -> None:
@@ -53,8 +53,9 @@ def test_the_profile_sets_the_papers_values_and_explicit_keys_override_them(tmp_
         and resolved.origins["round.external"] == "--external"
     )
     # A profile in the environment overrides the one in the file.
-    assert load(path, {"SWARMD_PROFILE": "default"}, {}) == load(
-        None, {"SWARMD_TRAIN_LEARNING_RATE": "3e-4"}, {}
+    assert (
+        resolve(path, {"SWARMD_PROFILE": "default"}, {}).config
+        == resolve(None, {"SWARMD_TRAIN_LEARNING_RATE": "3e-4"}, {}).config
     )
 
 
@@ -80,7 +81,7 @@ def test_an_error_about_an_unknown_profile_lists_the_known_ones() -> None:
             '--profile: profile: expected one of "default", "sapo-paper", found \'sapo-papr\'; did you mean'
         ),
     ):
-        load(None, {}, {"profile": "sapo-papr"})
+        resolve(None, {}, {"profile": "sapo-papr"})
 
 
 def test_a_profile_sets_each_key_that_matters_to_it() -> None:
@@ -233,7 +234,8 @@ def test_the_papers_profile_uses_the_clipped_surrogate_without_kl() -> None:
 
 
 def test_the_papers_profile_uses_adam_with_the_papers_learning_rate() -> None:
-    policy = LanguagePolicy.open(load(None, {"SWARMD_DEVICE": "cpu"}, {"profile": "sapo-paper"}), seed=1)
+    config = resolve(None, {"SWARMD_DEVICE": "cpu"}, {"profile": "sapo-paper"}).config
+    policy = LanguagePolicy.open(config, seed=1)
     texts = ["<answer>1</answer>", "<answer>12 and more</answer>", "no"]
     rollout = Rollout(TaskRef("bf", 1), tuple(Completion(text, True) for text in texts), PeerId("other"))
     scored = Scored(rollout, "What is 1?", (1.0, 0.0, 0.0), 1)

@@ -7,7 +7,7 @@ import pytest
 
 from swarmd.config import amounts
 from swarmd.config.hours import is_open, next_opening, window
-from swarmd.config.sources import load
+from swarmd.config.sources import resolve
 from swarmd.errors import ConfigError
 
 
@@ -53,16 +53,16 @@ def test_the_message_about_a_wrong_setting_names_it_and_its_error(tmp_path: Path
     file = tmp_path / "node.toml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=WRONG[text]) as found:
-        load(file, {}, {})
+        resolve(file, {}, {})
     assert str(file) in str(found.value) and len(str(found.value).splitlines()) == 1
 
 
 def test_guest_settings_are_read_from_file_and_environment(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('limits.cpu = "25 %"\nwhen.hours = ["mon-fri 18:00-08:00", "sat-sun"]\n')
-    assert load(file, {}, {}).when.hours == ("mon-fri 18:00-08:00", "sat-sun")
+    assert resolve(file, {}, {}).config.when.hours == ("mon-fri 18:00-08:00", "sat-sun")
     hours = "mon-fri  18:00-08:00, sat 12:00-14:00 20:00-22:00"
-    config = load(file, {"SWARMD_LIMITS_CPU": "50%", "SWARMD_WHEN_HOURS": hours}, {})
+    config = resolve(file, {"SWARMD_LIMITS_CPU": "50%", "SWARMD_WHEN_HOURS": hours}, {}).config
     assert config.limits.cpu == "50%" and [window(text).days for text in config.when.hours] == [
         frozenset(range(5)),
         {5},
