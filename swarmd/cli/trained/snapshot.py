@@ -18,13 +18,6 @@ from swarmd.trainer.checkpoint import manifest_of, saved_in
 _MAX_TRIES: Final = 5
 
 
-class NothingSaved(SwarmdError):
-    """The state folder holds no checkpoint.
-
-    Let `swarmd join` run there for a minute, or name the folder with --state-dir.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     round: int  # number of finished rounds in the checkpoint
@@ -34,13 +27,13 @@ class Snapshot:
 def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
     """Read the newest intact checkpoint. names: of files in it.
 
-    Raises NothingSaved if there is none, SwarmdError if all are damaged.
+    Raises SwarmdError if there is none, or if all are damaged.
     """
     notes: list[str] = []
     for _ in range(_MAX_TRIES):
         notes = []
         if not (folders := saved_in(state_dir / "checkpoints")[::-1]):
-            raise NothingSaved(
+            raise SwarmdError(
                 f"{state_dir} holds no checkpoint. Let `swarmd join` run there for a minute, or name the"
                 " folder with --state-dir."
             )

@@ -30,10 +30,6 @@ Message = Mapping[str, str]  # role and content
 _HALF_LETTER: Final = "\ufffd"
 
 
-class CannotAnswer(ConfigError):
-    """The model cannot answer this conversation. Shorten it, or begin a new one."""
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
     temperature: float | None = None  # None: as in training
@@ -60,7 +56,7 @@ class TrainedModel:
     def __init__(self, state_dir: Path, config: NodeConfig) -> None:
         """Load the newest checkpoint.
 
-        Raises NothingSaved, NoModel, Unreachable, CheckpointUnfit.
+        Raises SwarmdError, also NoModel, Unreachable and CheckpointUnfit.
 
         Args:
             config: the node's. Only the model's device and system prompt, and the sampling settings, are
@@ -107,16 +103,16 @@ class TrainedModel:
         self.context = context_of(network.config) or NO_LIMIT_TOKENS
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return a conversation's tokens, up to the start of the next answer. Raises CannotAnswer."""
+        """Return a conversation's tokens, up to the start of the next answer. Raises ConfigError."""
         try:
             text = self.chat.conversation(messages)
         except TemplateFails as error:
-            raise CannotAnswer(
+            raise ConfigError(
                 f"the model's chat template refuses this conversation: {error}. Let a user and the assistant"
                 " speak in turn."
             ) from None
         if len(ids := ids_of(self.chat.tokenizer, text)) >= self.context:
-            raise CannotAnswer(
+            raise ConfigError(
                 f"the conversation has {len(ids):,} tokens, and the model's context is {self.context:,}."
                 " Shorten it, or begin a new one."
             )
@@ -134,7 +130,7 @@ class TrainedModel:
             prompt: a result of `prompt`.
             told: called with each piece of text as it comes; may raise to end the answer.
 
-        Raises CannotAnswer if memory is short.
+        Raises ConfigError if memory is short.
         """
         ids: list[int] = []
         text, said, held = "", 0, max(map(len, settings.stop), default=1) - 1
@@ -164,7 +160,7 @@ class TrainedModel:
         generator = seeded(self._device, settings.seed)
         try:
             with within_memory(
-                CannotAnswer(
+                ConfigError(
                     f"not enough memory on {self._device} for {len(prompt):,} tokens and an answer of up to"
                     f" {sampling.limit:,}. Shorten it, ask for fewer (max_tokens), or begin a new one."
                 )

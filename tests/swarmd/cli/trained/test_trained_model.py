@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from swarmd.cli.trained.snapshot import NothingSaved
-from swarmd.cli.trained.trained_model import AnswerSettings, CannotAnswer, TrainedModel
+from swarmd.cli.trained.trained_model import AnswerSettings, TrainedModel
 from swarmd.config.config import NodeConfig
-from swarmd.errors import NoModel
+from swarmd.errors import ConfigError, NoModel, SwarmdError
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from tests.swarmd.policy.conftest import CHAT, NO_SYSTEM_ROLE, answered, make_model, open_policy
@@ -112,10 +111,10 @@ def test_a_conversation_uses_the_trained_system_prompt_unless_it_has_one(
     assert model.prompt(ASKED) == model.chat.prompt(QUESTION)
     told = [{"role": "system", "content": "be bad"}, *ASKED, {"role": "assistant", "content": "two"}, *ASKED]
     assert model.chat.conversation(told) == said
-    with pytest.raises(CannotAnswer, match="context is 128"):
+    with pytest.raises(ConfigError, match="context is 128"):
         model.prompt([{"role": "user", "content": "x" * 128}])
 
 
 def test_without_a_checkpoint_there_is_a_message(tmp_path: Path) -> None:
-    with pytest.raises(NothingSaved, match="swarmd join"):
+    with pytest.raises(SwarmdError, match="swarmd join"):
         TrainedModel(tmp_path, config("tiny"))
