@@ -175,7 +175,7 @@ class Guest:
 
     def _decide(self) -> None:
         facts, now = self._facts or MachineFacts(), self._clock()
-        held = self._conditions.check(facts, now)
+        held = list(self._conditions.check(facts, now))
         away = [_METERED] if self._leaves_when_metered and facts.metered else []
         self._set_aside &= {each.kind for each in [*held, *away]}
         asked = self._asked.now()

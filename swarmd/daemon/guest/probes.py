@@ -36,14 +36,6 @@ def run(command: Sequence[str]) -> str:
     ).stdout
 
 
-def all_seconds(times: Any) -> float:
-    """Add up psutil's times of all cores, in seconds.
-
-    User time already contains guest time, so guest time is not added again.
-    """
-    return float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
-
-
 # Seconds between two probes that start a program.
 SLOW_EVERY_S: Final = 10.0
 _METERED = (
@@ -95,7 +87,8 @@ class LoadProbe:
         ours: CPU seconds that the node itself used since the last call.
         """
         times = self.times()
-        total = all_seconds(times)
+        # User time already contains guest time, so guest time is not added again.
+        total = float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
         busy = total - float(times.idle + getattr(times, "iowait", 0.0))
         before, self._before = self._before, (busy, total)
         if before is None or total <= before[1]:

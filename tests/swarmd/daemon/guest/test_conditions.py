@@ -65,7 +65,7 @@ def test_a_pause_outside_the_allowed_hours_says_when_it_ends() -> None:
 
 def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
     conditions = PauseConditions(WhenConfig(metered="pause", load="10 %", gpu="10 %", hours=("sat",)))
-    found = conditions.check(MachineFacts(on_battery=True, load=1.0, metered=True, gpu=1.0), NOON)
+    found = list(conditions.check(MachineFacts(on_battery=True, load=1.0, metered=True, gpu=1.0), NOON))
     kinds = ["battery", "metered", "load", "gpu", "hours"]
     assert [each.kind for each in found] == kinds
     assert all(each.cause and each.ends and each.remedy for each in found)
