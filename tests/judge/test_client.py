@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -188,9 +189,8 @@ async def test_an_evaluation_by_an_honest_judge_is_graded() -> None:
         question = await evaluated.ask(3, "/home/me/models/tiny")
         assert isinstance(question, Question)
         assert question == Question(ID, "1 + 1?", 60.0, JUDGE.peer_id, COMMITMENT)
-        receipt = {name: GRADE[name] for name in ("receipt", "signature")}
         outcome = await evaluated.answer(question, Completion("2", True))
-        assert outcome == Graded(0.625, 4, receipt, (0.31, 0.86))
+        assert outcome == msgspec.convert(GRADE, Graded)
     assert b'"model":"tiny"' in seen[0] and b"/home/me" not in seen[0]  # the path is private
     assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answers HTTP/1.1".encode())
 

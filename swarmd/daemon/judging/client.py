@@ -57,14 +57,6 @@ class Question:
         return now > self.expires
 
 
-@dataclass(frozen=True, slots=True)
-class Graded:
-    score: float  # pass@1 over this node's newest questions, as the judge counts (docs/judge-protocol.md)
-    n: int  # number of these questions
-    receipt: Mapping[str, str]  # signed by the judge; the signature was checked
-    interval: tuple[float, float]  # 95 % interval of the score, as on the judge's board
-
-
 class _AskedQuestion(msgspec.Struct, frozen=True):
     evaluation: _Id
     # The longest question of sapo-9 has about 1,000 characters.
@@ -78,13 +70,14 @@ class _Asked(msgspec.Struct, frozen=True):
     evaluations: Annotated[list[_AskedQuestion], msgspec.Meta(min_length=1, max_length=8)]
 
 
-class _Grade(msgspec.Struct, frozen=True):
+class Graded(msgspec.Struct, frozen=True):
     evaluation: _Id
     reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    # Pass@1 over this node's newest questions, as the judge counts (docs/judge-protocol.md).
     score: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    low: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    low: Annotated[float, msgspec.Meta(ge=0, le=1)]  # 95 % interval of the score, as on the judge's board
     high: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    n: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+    n: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]  # number of these questions
     receipt: Annotated[str, msgspec.Meta(max_length=8_192)]
     signature: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
 
@@ -225,7 +218,7 @@ class JudgeClient:
         )
 
     async def answer(self, question: Question, completion: Completion) -> Graded | Trouble:
-        """Send the answer to the judge. Never raises because of the judge."""
+        """Send the answer to the judge; its receipt is checked. Never raises because of the judge."""
         if question.expired(self.now()):
             return Trouble(
                 "the answer took longer than the judge's deadline",
@@ -235,16 +228,17 @@ class JudgeClient:
         # A lone surrogate cannot be encoded as UTF-8.
         text = completion.text.encode("utf-8", "replace").decode()[-MAX_ANSWER_CHARACTERS:]
         given = {"text": text, "ended": completion.ended}
-        grade = await self._call(f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, _Grade)
+        grade: Graded | Trouble = await self._call(
+            f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, Graded
+        )
         if isinstance(grade, Trouble):
             return self._failed(grade)
         if grade.evaluation != question.id or not self._stands(grade, question, text):
             return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))
         self.failures = 0
-        receipt = {"receipt": grade.receipt, "signature": grade.signature}
-        return Graded(grade.score, grade.n, receipt, (grade.low, grade.high))
+        return grade
 
-    def _stands(self, grade: _Grade, question: Question, text: str) -> bool:
+    def _stands(self, grade: Graded, question: Question, text: str) -> bool:
         """Return whether the receipt matches our answer and its grade, and the asking judge signed it."""
         said = checked_receipt({"receipt": grade.receipt, "signature": grade.signature})
         ours = {

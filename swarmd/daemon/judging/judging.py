@@ -105,7 +105,7 @@ class Judging:
         if grade is not None:
             self._last, self._silence = grade, None
             if self._receipts is not None:
-                self._receipts.add(grade.receipt)
+                self._receipts.add({"receipt": grade.receipt, "signature": grade.signature})
             self._tell(link.JudgeScore(grade.score, grade.n))
 
     def status(self) -> JudgeStatus | None:
@@ -116,7 +116,7 @@ class Judging:
         return JudgeStatus(
             self._client.origin,
             last.score if last else None,
-            last.interval if last else None,
+            (last.low, last.high) if last else None,
             last.n if last else 0,
             silence.cause if silence else "",
             silence.remedy if silence else "",
