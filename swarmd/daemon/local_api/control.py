@@ -262,14 +262,10 @@ async def serve_at_most(
     room = trio.Semaphore(most)
 
     async def admitted(stream: trio.SocketStream) -> None:
-        try:
-            room.acquire_nowait()
-        except trio.WouldBlock:
+        if room.value == 0:
             await trio.aclose_forcefully(stream)
             return
-        try:
+        async with room:
             await converse(stream)
-        finally:
-            room.release()
 
     await trio.serve_listeners(admitted, list(listeners))
