@@ -33,10 +33,6 @@ SCHEME: Final = "swarm:"
 MAX_CHARACTERS: Final = 2000
 MAX_ADDRESSES: Final = 8
 _PLAIN: Final = ":/@._-+"  # characters that need no escape, besides letters and digits
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
-_CURRICULUM: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_DIGEST: Final = re.compile(r"[0-9a-f]{16}")
-_MODEL: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 _FIELDS: Final = ("curriculum", "digest", "model", "at", "judge")
 
 
@@ -121,13 +117,19 @@ def read_invitation(text: str) -> Invitation:
 
 def _require_form(found: Invitation) -> None:
     """Raise ConfigError if a field of the invitation is malformed."""
+    part = "[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
     for key, value, form, wanted in (
-        ("name", found.name, _NAME, "at most 32 lower-case letters, digits and hyphens"),
-        ("curriculum", found.curriculum, _CURRICULUM, "a curriculum's name, never a file's"),
-        ("digest", found.digest, _DIGEST, "16 hexadecimal digits"),
-        ("model", found.model, _MODEL, "a short name or owner/name, never a folder"),
+        (
+            "name",
+            found.name,
+            "[a-z0-9][a-z0-9-]{0,31}",
+            "at most 32 lower-case letters, digits and hyphens",
+        ),
+        ("curriculum", found.curriculum, "[a-z0-9][a-z0-9_-]{0,63}", "a curriculum's name, never a file's"),
+        ("digest", found.digest, "[0-9a-f]{16}", "16 hexadecimal digits"),
+        ("model", found.model, rf"(?!.*\.\.){part}(/{part})?", "a short name or owner/name, never a folder"),
     ):
-        if (value or key == "name") and not form.fullmatch(value):
+        if (value or key == "name") and not re.fullmatch(form, value):
             raise _wrong(f"its {key} is {shown(value)}; expected {wanted}")
     if found.curriculum == "auto" or bool(found.curriculum) != bool(found.digest):
         raise _wrong("it has to name a curriculum and its digest, or neither")
