@@ -24,11 +24,6 @@ from swarmd.tasks.source import open_tasks
 from swarmd.types import Rollout, Scored
 
 WARM_UP_ROUNDS: Final = 1
-# Constants that no node knows for its model beforehand. At mu = 6 they give N = 8 R and five rollouts trained
-# for one generated, which is close to the best measured setting on the tiny model (N = 8 R, four;
-# 2026-11-21).
-RHO: Final = 0.1
-ALPHA: Final = 0.15
 ASSUMPTIONS: Final = (
     ("mu holds for this machine, this model and these lengths, without the verifier; it changes with each"),
     (
@@ -138,9 +133,7 @@ def _one_round(
     return (generated - begun) / questions, (trained - between) / questions
 
 
-def plan(
-    measured: Measured, own: int, external: int, batch: int, rho: float = RHO, alpha: float = ALPHA
-) -> ReplayPlan:
+def plan(measured: Measured, own: int, external: int, batch: int, rho: float, alpha: float) -> ReplayPlan:
     """Return the settings that Theorem 3.5 suggests, in whole numbers.
 
     own, external: new rollouts a round that the node generates, and that it takes from other nodes. batch:

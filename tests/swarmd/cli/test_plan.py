@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from swarmd.cli.app import main
-from swarmd.cli.replay_plan import ALPHA, RHO, Measured, lines, measure, plan, plan_replay
+from swarmd.cli.replay_plan import Measured, lines, measure, plan, plan_replay
 from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.experience.replay_theory import best_reuse
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.types import Completion, Generation, Task, TaskRef, Tokens, UpdateReport
+
+RHO, ALPHA = 0.1, 0.15  # the command's defaults
 
 
 def measured(mu: float) -> Measured:
@@ -23,14 +25,14 @@ def measured(mu: float) -> Measured:
 
 @pytest.mark.parametrize("mu", [0.6, 1.0, 4.9])
 def test_with_cheap_generation_the_advice_is_to_leave_replay_off(mu: float) -> None:
-    made = plan(measured(mu), 4, 4, 8)
+    made = plan(measured(mu), 4, 4, 8, RHO, ALPHA)
     assert not made.pays
     assert any("cannot pay" in line and "off" in line for line in lines(made))
     assert not any("mode =" in line for line in lines(made))
 
 
 def test_with_expensive_generation_the_plan_follows_the_theorem() -> None:
-    made = plan(measured(6.84), 8, 0, 8)
+    made = plan(measured(6.84), 8, 0, 8, RHO, ALPHA)
     best = best_reuse(6.84, RHO, ALPHA)
     assert made.pays and made.new == 8
     assert made.size == pytest.approx(best.kept * 8, abs=1) and made.batch * made.updates == pytest.approx(
@@ -47,13 +49,13 @@ def test_with_expensive_generation_the_plan_follows_the_theorem() -> None:
 
 def test_external_rollouts_cost_no_generation() -> None:
     """With I = J = 4, a new rollout costs half as much as generating one."""
-    made = plan(measured(6.0), 4, 4, 8)
+    made = plan(measured(6.0), 4, 4, 8, RHO, ALPHA)
     assert (made.own, made.new, made.mu, made.pays) == (4, 8, 3.0, False)
     assert made.theorem == best_reuse(3.0, RHO, ALPHA)
     assert "other nodes generate 4: for each of them mu is 3.00" in "\n".join(lines(made))
-    twice = plan(measured(12.0), 4, 4, 8)
+    twice = plan(measured(12.0), 4, 4, 8, RHO, ALPHA)
     assert twice.pays and (twice.size, twice.updates, twice.gamma) == (
-        (alone := plan(measured(6.0), 8, 0, 8)).size, alone.updates, alone.gamma,
+        (alone := plan(measured(6.0), 8, 0, 8, RHO, ALPHA)).size, alone.updates, alone.gamma,
     )  # fmt: skip
 
 
@@ -64,7 +66,7 @@ def test_a_node_that_generates_nothing_gets_no_plan() -> None:
 
 
 def test_every_plan_has_room_for_a_batch_and_at_least_one_update_a_round() -> None:
-    made = plan(measured(5.0), 1, 0, 32)
+    made = plan(measured(5.0), 1, 0, 32, RHO, ALPHA)
     assert made.size >= made.batch == 32 and made.updates == 1
 
 
