@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Path, Request, Response
@@ -56,7 +55,7 @@ async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> R
     grade, graded = await service.answer(signed, id, given)
     return JSONResponse(
         {
-            **asdict(grade),
+            **grade,
             "rewards": [score.reward for score in graded.scores],
             "reasons": [score.reason.value for score in graded.scores],
             **service.receipt(graded),

@@ -84,7 +84,7 @@ async def verification(
     `after`: the number of questions to skip.
     """
     service = service_of(request)
-    if (kept := await service.read(verifications.find, id)) is None:
+    if (row := await service.read(verifications.find, id)) is None:
         raise Refused(
             Refusal(
                 404,
@@ -92,20 +92,20 @@ async def verification(
                 "The judge keeps a peer's last five uploads; upload the weights again.",
             )
         )
-    one, answers = kept
     document: dict[str, Any] = {
         "schema": 1,
-        **one.document(),
+        **verifications.document(row),
         "place": service.verified.place(id) if service.verified else None,
     }
-    if one.state == "done":
-        figures, rest = found(one.upload, answers), answers[after:]
+    if row.state == "done":
+        answers = verifications.answers_of(row)
+        figures, rest = found(row.answers, answers), answers[after:]
         count = fitting((len(answer.text.encode()) + 200 for answer in rest), PAGE_BYTES)
         document |= {
             "specialties": figures["specialties"],
             "pass_at": figures["pass_at"],
-            "receipt": one.receipt,
-            "signature": one.signature,
+            "receipt": row.receipt,
+            "signature": row.signature,
             "questions": [answer._asdict() for answer in rest[:count]],
             "more_after": after + count if count < len(rest) else None,
         }

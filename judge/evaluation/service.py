@@ -48,7 +48,7 @@ from judge.figures.leaderboard import (
 from judge.logs import log, survived
 from judge.store import arms, moderation, pruning, reader, store, windows
 from judge.store.database import FAILURES, FORESEEN, Database
-from judge.store.store import Grade, PeerStanding, StoreWriter, open_store
+from judge.store.store import PeerStanding, StoreWriter, open_store
 from judge.store.windows import dated_ahead
 from judge.types import (
     GradedEvaluation,
@@ -281,7 +281,7 @@ class JudgeService:
 
     async def answer(
         self, signed: Signed, id: str, answers: Sequence[Completion]
-    ) -> tuple[Grade, GradedEvaluation]:
+    ) -> tuple[Mapping[str, Any], GradedEvaluation]:
         """Score and record the answers to a question; return the grade, and the evaluation for its receipt.
 
         The deadline applies to the time of the call, however long scoring takes. Raises Refused.
@@ -304,7 +304,7 @@ class JudgeService:
             raise
         q = question
         return grade, GradedEvaluation(
-            q.id, q.peer, q.attributes, q.task.ref, q.window, q.place, grade.number, at, answers, scores
+            q.id, q.peer, q.attributes, q.task.ref, q.window, q.place, grade["number"], at, answers, scores
         )
 
     def receipt(self, graded: GradedEvaluation) -> Mapping[str, str]:

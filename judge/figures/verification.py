@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from judge.figures.leaderboard import ScoreTally, by_specialty, tally
+from judge.figures.leaderboard import by_specialty, tally
 from p2p.types import PeerId
 from swarmd.tasks.answers import pass_at
-
-State = Literal["queued", "running", "done", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,61 +34,33 @@ class VerifiedAnswer(NamedTuple):
     ended: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """An upload and its outcome so far."""
+def described(upload: Upload, at: float) -> dict[str, Any]:
+    """Return the fields of an upload that its JSON document and its receipt share.
 
-    upload: Upload
-    state: State
-    # Arrival time, in seconds since the epoch by the judge's clock.
-    at: float
-    ended: float | None = None
-    error: str | None = None  # why it was refused
-    remedy: str | None = None
-    receipt: str | None = None  # set when it is done
-    signature: str | None = None
-    right: float = 0.0  # sum of the rewards
-    questions: int = 0
-
-    def document(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        upload = self.upload
-        said: dict[str, Any] = {
-            "tier": "verified",
-            "verification": upload.id,
-            "peer": upload.peer,
-            "state": self.state,
-            "at": self.at,
-            "model": upload.model,
-            "lora_rank": upload.lora_rank,
-            "weights": upload.digest,
-            "bytes": upload.size,
-            "answers": upload.answers,
-        }
-        if self.state == "refused":
-            said |= {"error": self.error, "remedy": self.remedy}
-        if self.state == "done":
-            score = ScoreTally(self.right, self.questions)
-            said |= {
-                "ended": self.ended,
-                "score": score.share,
-                "low": score.interval.low,
-                "high": score.interval.high,
-                "right": self.right,
-                "n": self.questions,
-            }
-        return said
+    at: time of its arrival, or of the receipt.
+    """
+    return {
+        "tier": "verified",
+        "verification": upload.id,
+        "peer": upload.peer,
+        "at": at,
+        "model": upload.model,
+        "lora_rank": upload.lora_rank,
+        "weights": upload.digest,
+        "bytes": upload.size,
+        "answers": upload.answers,
+    }
 
 
-def found(upload: Upload, answers: Sequence[VerifiedAnswer]) -> Mapping[str, Any]:
+def found(many: int, answers: Sequence[VerifiedAnswer]) -> Mapping[str, Any]:
     """Compute the figures of a receipt and of a page.
 
     They are the score by specialty, pass@k, and each question by its reference, so that anyone can ask it
-    again.
+    again. many: number of answers to each question.
     """
     specialties = by_specialty([(answer.specialty, answer.reward) for answer in answers])
     # The greedy answer is excluded from the samples.
-    sampled = upload.answers - 1
+    sampled = many - 1
     total = tally([(answer.specialty, answer.reward) for answer in answers])
     return {
         "right": total.right,

@@ -33,7 +33,6 @@ from judge.figures.leaderboard import (
     curve_numbers,
     rank_ranges,
 )
-from judge.figures.verification import Verification
 from judge.store import moderation, windows
 from judge.store.store import RECENT, SAID, Counts
 from judge.store.tables import evaluations, peers, verifications
@@ -247,7 +246,11 @@ def _ranked_rows(
 
 
 def _brief(
-    db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]
+    db: Connection,
+    row: Counts,
+    verified: Mapping[str, Mapping[str, Any]],
+    points: int,
+    hidden: Collection[str],
 ) -> Record:
     """Make a record without the newest questions."""
     left_out = moderation.HIDDEN_FIELDS if row.peer in hidden else ()
@@ -265,12 +268,16 @@ def _brief(
         ScoreTally(row.recent_right, row.recent_n),
         curve=_curve(db, row, points) if points else (),
         said=said,
-        verified=verified[row.peer].document() if row.peer in verified else None,
+        verified=verified.get(row.peer),
     )
 
 
 def _whole(
-    db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]
+    db: Connection,
+    row: Counts,
+    verified: Mapping[str, Mapping[str, Any]],
+    points: int,
+    hidden: Collection[str],
 ) -> Record:
     recent = db.execute(RECENT, {"of": row.peer}).all()[::-1]
     # The first answer should be greedy, so it is excluded from the samples.

@@ -82,29 +82,9 @@ _COUNTS = (
 Counts = Row[*tuple[Any, ...]]
 
 
-class NotOpen(SQLAlchemyError):
-    """The evaluation is not open."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """The scores of a question's first answer, as recorded."""
-
-    evaluation: str  # id of the evaluation
-    reward: float
-    reason: str
-    specialty: str
-    answered: int  # this peer's answers, including this one
-    total: float  # sum of the peer's rewards so far
-    score: float  # pass@1 over its newest questions
-    n: int  # number of its newest questions in the score
-    number: int  # this question's number among the peer's questions that count
-    low: float  # lower end of the score's interval
-    high: float
-
-
 @dataclass(frozen=True, slots=True)
 class PeerStanding:
+    sequence: int = -1  # the highest sequence number of its requests; -1: none
     answered: int = 0
     window: int | None = None  # the newest window in which the peer was asked
     asked: int = 0  # number of questions asked in that window
@@ -161,8 +141,7 @@ def agree(db: Connection, name: str, settings: str) -> None:
 
 def sequence(db: Connection, peer: PeerId) -> int:
     """Return the highest sequence number recorded for this peer; -1: none."""
-    found = _known(db, peer)
-    return max(-1 if found is None else int(found.sequence), verifications.sequence(db, peer))
+    return max(standing(db, peer).sequence, verifications.sequence(db, peer))
 
 
 def abandoned(db: Connection, before: float) -> None:
@@ -176,16 +155,8 @@ def abandoned(db: Connection, before: float) -> None:
 
 def standing(db: Connection, peer: PeerId) -> PeerStanding:
     """Return the state of a peer on which its next question depends."""
-    found = _known(db, peer)
-    return (
-        PeerStanding()
-        if found is None
-        else PeerStanding(found.answered, found.window_number, found.window_asked)
-    )
-
-
-def _known(db: Connection, peer: PeerId) -> Counts | None:
-    return db.execute(_KNOWN, {"of": peer}).one_or_none()
+    row = db.execute(_KNOWN, {"of": peer}).one_or_none()
+    return PeerStanding() if row is None else PeerStanding(*row)
 
 
 def asked(db: Connection, question: OpenQuestion, sequence: int, at: float) -> None:
@@ -232,10 +203,11 @@ def graded(
     seconds: float,
     sequence: int,
     at: float,
-) -> Grade:
-    """Record scored answers; the first one counts. Raises NotOpen.
+) -> Mapping[str, Any]:
+    """Record scored answers; the first one counts. Return its grade, as it is sent to the peer.
 
-    seconds: from question to answer, by the judge's monotonic clock.
+    seconds: from question to answer, by the judge's monotonic clock. Raises SQLAlchemyError if the question
+    is not open.
     """
     answer, score = answers[0], scores[0]
     outcome = {
@@ -250,24 +222,24 @@ def graded(
         "further": _further(answers[1:], scores[1:]),
     }
     if (counted := _count(db, question, outcome, _GRADED)) is None:
-        raise NotOpen(f"evaluation {question.id} is not open")
+        raise SQLAlchemyError(f"evaluation {question.id} is not open")
     before, recent = counted
     answered, total = before.answered + 1, added(before.reward, score.reward)
     counts = {"answered": answered, "reward": total, **_recent(recent)}
     db.execute(_SEEN_AGAIN, {"of": question.peer, "at": at, "claimed": sequence, **counts})
-    return Grade(
-        question.id,
-        score.reward,
-        score.reason.value,
-        question.task.ref.specialty,
-        answered,
-        total,
-        recent.share,
-        recent.answers,
-        answered + before.unanswered,
-        recent.interval.low,
-        recent.interval.high,
-    )
+    return {
+        "evaluation": question.id,
+        "reward": score.reward,
+        "reason": score.reason.value,
+        "specialty": question.task.ref.specialty,
+        "answered": answered,  # the peer's answers, including this one
+        "total": total,  # sum of the peer's rewards so far
+        "score": recent.share,  # pass@1 over its newest questions
+        "n": recent.answers,  # number of its newest questions in the score
+        "number": answered + before.unanswered,  # among the peer's questions that count
+        "low": recent.interval.low,
+        "high": recent.interval.high,
+    }
 
 
 def lapsed(db: Connection, questions: Sequence[OpenQuestion]) -> None:

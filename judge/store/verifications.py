@@ -10,7 +10,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, case, delete, func, insert, select, update
 
-from judge.figures.verification import Upload, Verification, VerifiedAnswer
+from judge.figures.leaderboard import ScoreTally
+from judge.figures.verification import Upload, VerifiedAnswer, described
 from judge.store.tables import verifications as table
 from p2p.types import PeerId
 from swarmd.tasks.answers import added
@@ -93,31 +94,39 @@ def _end(db: Connection, upload: Upload, outcome: Mapping[str, Any]) -> None:
     )
 
 
-def find(db: Connection, id: str) -> tuple[Verification, Sequence[VerifiedAnswer]] | None:
-    if (row := db.execute(select(table).where(table.c.id == id)).one_or_none()) is None:
-        return None
-    return _verification(row), [VerifiedAnswer(*answer) for answer in json.loads(row.found or "[]")]
+def find(db: Connection, id: str) -> Row[Any] | None:
+    return db.execute(select(table).where(table.c.id == id)).one_or_none()
 
 
-def newest(db: Connection, peers: Sequence[str]) -> Mapping[str, Verification]:
-    """Return the newest finished verification of each peer."""
+def answers_of(row: Row[Any]) -> Sequence[VerifiedAnswer]:
+    """Return each question with its greedy answer, of an upload that is done."""
+    return [VerifiedAnswer(*answer) for answer in json.loads(row.found)]
+
+
+def newest(db: Connection, peers: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the document of each peer's newest upload that is done."""
     columns = [column for column in table.c if column.name not in ("found", "receipt", "signature")]
     done = select(*columns).where(table.c.peer.in_(peers), table.c.state == "done").order_by(table.c.ended)
-    return {row.peer: _verification(row) for row in db.execute(done)}
+    return {row.peer: document(row) for row in db.execute(done)}
+
+
+def document(row: Row[Any]) -> Mapping[str, Any]:
+    """Return the JSON document of an upload and its outcome so far."""
+    said = {**described(_upload(row), row.at), "state": row.state}
+    if row.state == "refused":
+        said |= {"error": row.error, "remedy": row.remedy}
+    if row.state == "done":
+        score = ScoreTally(row.correct, row.questions)
+        said |= {
+            "ended": row.ended,
+            "score": score.share,
+            "low": score.interval.low,
+            "high": score.interval.high,
+            "right": score.right,
+            "n": score.answers,
+        }
+    return said
 
 
 def _upload(row: Row[Any]) -> Upload:
     return Upload(row.id, PeerId(row.peer), row.model, row.lora_rank, row.digest, row.size, row.answers)
-
-
-def _verification(row: Row[Any]) -> Verification:
-    fields = row._mapping
-    outcome = {name: fields.get(name) for name in ("ended", "error", "remedy", "receipt", "signature")}
-    return Verification(
-        _upload(row),
-        row.state,
-        row.at,
-        **outcome,
-        right=row.correct or 0.0,
-        questions=row.questions or 0,
-    )

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from judge import config
 from judge.config import JudgeSettings
 from judge.errors import BUSY, DISK_LOW, FAULT, TOO_SLOW, JudgeError, Refusal, Refused, too_often
-from judge.figures.verification import Upload, Verification, VerifiedAnswer, found
+from judge.figures.verification import Upload, VerifiedAnswer, described, found
 from judge.logs import log, survived
 from judge.store import verifications
 from judge.types import Signed, network_of
@@ -311,14 +311,9 @@ class VerifiedTier:
         return [task for tasks in chosen.values() for task in tasks]
 
     def _receipt(self, upload: Upload, answers: Sequence[VerifiedAnswer], at: float) -> dict[str, str]:
-        said = Verification(upload, "done", at).document()
-        kept = ("tier", "verification", "peer", "at", "model", "lora_rank", "weights", "bytes", "answers")
+        figures = found(upload.answers, answers)
         return self._judge.sign(
-            {
-                **{name: said[name] for name in kept},
-                "curriculum": self._judge.curriculum.digest,
-                **found(upload, answers),
-            }
+            {**described(upload, at), "curriculum": self._judge.curriculum.digest, **figures}
         )
 
     async def _written(self, step: Callable[..., None], *arguments: object) -> None:

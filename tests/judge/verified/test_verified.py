@@ -465,11 +465,12 @@ def test_only_a_peers_latest_uploads_are_kept(database: str) -> None:
         kept = [number for number in range(12) if store.run(verifications.find, f"{number:032x}")]
         assert kept == [2, 4, 6, 8, 10, 11]  # the finished uploads, and the last
         with store.begin() as db:
-            assert {peer: one.upload.id for peer, one in newest(db, ["alice", "bob"]).items()} == {
+            assert {peer: one["verification"] for peer, one in newest(db, ["alice", "bob"]).items()} == {
                 "alice": f"{10:032x}"
             }
         found = store.run(verifications.find, f"{10:032x}")
-        assert found is not None and found[1] == [answer] and (found[0].right, found[0].questions) == (1, 1)
+        assert found is not None and verifications.answers_of(found) == [answer]
+        assert (found.correct, found.questions) == (1, 1)
         assert (
             store.run(judge_store.sequence, PeerId("alice")) == 111
             and store.run(judge_store.sequence, PeerId("bob")) == -1
