@@ -36,11 +36,12 @@ router = APIRouter(responses=REFUSED)
 async def ask(request: Request) -> Response:
     """Ask for questions, and state your attributes. Questions that are still open are returned again."""
     signed, body = await _signed(request, config.MAX_ASK_BYTES)
-    wish = _parse(QuestionsBody, body).wish
+    wish = _parse(QuestionsBody, body)
     service = service_of(request)
-    return JSONResponse(
-        {"judge": service.key, "evaluations": await service.ask(signed, host_of(request), wish)}, 201
+    asked = await service.ask(
+        signed, host_of(request), wish.attributes, wish.curriculum, wish.questions, wish.answers
     )
+    return JSONResponse({"judge": service.key, "evaluations": asked}, 201)
 
 
 @router.post("/v1/evaluations/{id}/answers", openapi_extra=described(AnswersBody))

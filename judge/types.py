@@ -41,16 +41,6 @@ UNNAMED = Attributes(0, "unnamed")
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionRequest:
-    """A request for questions, with the attributes that the peer states."""
-
-    attributes: Attributes
-    curriculum: str  # the curriculum's digest
-    questions: int = 1  # questions asked for at once
-    answers: int = 1  # answers to each question
-
-
-@dataclass(frozen=True, slots=True)
 class Requester:
     """The requesting peer's address and record, on which its limits depend."""
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
 from judge.api.signing import signing_headers
-from judge.types import Attributes, QuestionRequest
+from judge.types import Attributes
 
 # Maximum number of combining marks on one letter.
 MAX_MARKS = 2
@@ -71,18 +71,16 @@ class QuestionsBody(Body):
     round: Annotated[int, Field(ge=0, lt=2**63)]
     curriculum: Word  # its digest
     asker: Asker
-    questions: Annotated[int, Field(ge=1, le=config.MAX_QUESTIONS)] = 1
+    questions: Annotated[int, Field(ge=1, le=config.MAX_QUESTIONS)] = 1  # questions asked for at once
     answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1  # answers to each question
 
     @property
-    def wish(self) -> QuestionRequest:
+    def attributes(self) -> Attributes:
         said = self.asker.model_dump()
         shown = {
             name: text and plain(text) for name in ("name", "strategy", "version") for text in (said[name],)
         }
-        return QuestionRequest(
-            Attributes(self.round, **{**said, **shown}), self.curriculum, self.questions, self.answers
-        )
+        return Attributes(self.round, **{**said, **shown})
 
 
 class AnswersBody(Body):

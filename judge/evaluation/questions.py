@@ -33,15 +33,17 @@ class Drawn:
 
 
 class WindowQuestions:
-    """Gives each peer its next question of the open window.
+    """Gives each peer its next question of the open window. Used from one event loop.
 
     A peer's place that was evicted here is read from the store again, see `ask_from`.
     """
 
     def __init__(
-        self, tasks: held_out.Regenerating, window: QuestionWindow, remembered: int = config.REMEMBERED_PEERS
+        self, tasks: Regenerating, window: QuestionWindow, remembered: int = config.REMEMBERED_PEERS
     ) -> None:
-        self._tasks, self._remembered = tasks, remembered
+        self.curriculum, self._tasks, self._remembered = tasks.curriculum, tasks, remembered
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="questions")
+        self.waiting, self._closed = 0, False
         self.open(window)
 
     def open(self, window: QuestionWindow) -> None:
@@ -59,63 +61,47 @@ class WindowQuestions:
     def __call__(self, peer: PeerId) -> Drawn:
         """Draw the peer's next question. Raises NoQuestion, VerifierFailed."""
         place, window = self._places.get(peer, 0), self.window
-        task = self.task(window, self._next(peer))
+        task = self._question(window, self._next(peer))
         self._places[peer] = place + 1
         return Drawn(task, window, place)
 
-    def unmade(self, peer: PeerId) -> tuple[QuestionWindow, int] | None:
-        """Return the peer's next question if it is not generated yet."""
-        index = self._next(peer)
-        return None if index in self._made[self.window.number] else (self.window, index)
+    async def make(self, peer: PeerId) -> bool:
+        """Generate the peer's next question in the thread; return False if it exists. Raises Refused."""
+        window, index = self.window, self._next(peer)
+        if index in self._made[window.number]:
+            return False
+        if self.waiting >= config.QUESTIONS_BACKLOG:
+            raise Refused(BUSY)
+        self.waiting += 1
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._question, window, index)
+        except (NoQuestion, VerifierFailed):
+            log.exception("cannot make a question")
+            raise Refused(FAULT) from None
+        finally:
+            self.waiting -= 1
+        return True
 
     def _next(self, peer: PeerId) -> int:
         return held_out.place_in_set(
             self.window.seed, peer, self._places.get(peer, 0), self.window.terms.questions
         )
 
-    def task(self, window: QuestionWindow, index: int) -> Task:
-        """Return a question of the window, generated on first use; callable from any thread.
-
-        Raises NoQuestion, VerifierFailed.
-        """
+    def _question(self, window: QuestionWindow, index: int) -> Task:
+        """Return a question of the window, generated on first use. Raises NoQuestion, VerifierFailed."""
         made = self._made.setdefault(window.number, {})
         if index not in made:
-            made[index] = held_out.question(self._tasks, window.seed, index)
+            made[index] = held_out.question(self, window.seed, index)
         return made[index]
 
-
-class QuestionThread:
-    """Generates questions in a thread. Used from one event loop.
-
-    Offers `curriculum` and `task` of the wrapped tasks, until it is closed.
-    """
-
-    def __init__(self, tasks: Regenerating) -> None:
-        self.curriculum, self._tasks = tasks.curriculum, tasks
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="questions")
-        self.waiting, self._closed = 0, False
-
     def task(self, ref: TaskRef) -> Task | None:
-        """Make the task.
+        """Make a task, for `held_out.question`.
 
-        Raises NoQuestion once the thread is closed: one question may try many references, each for seconds.
+        Raises NoQuestion once this is closed: one question may try many references, each for seconds.
         """
         if self._closed:
             raise NoQuestion("the judge is stopping")
         return self._tasks.task(ref)
-
-    async def make(self, questions: WindowQuestions, window: QuestionWindow, index: int) -> None:
-        """Generate this question in the thread. Raises Refused."""
-        if self.waiting >= config.QUESTIONS_BACKLOG:
-            raise Refused(BUSY)
-        self.waiting += 1
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, questions.task, window, index)
-        except (NoQuestion, VerifierFailed):
-            log.exception("cannot make a question")
-            raise Refused(FAULT) from None
-        finally:
-            self.waiting -= 1
 
     async def close(self) -> None:
         """Generate no more questions. Waits for the task that is being generated."""

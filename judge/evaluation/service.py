@@ -35,7 +35,7 @@ from judge.errors import (
 )
 from judge.evaluation import receipts
 from judge.evaluation.disk_budget import DAY_S, DiskBudget
-from judge.evaluation.questions import QuestionThread, WindowQuestions
+from judge.evaluation.questions import WindowQuestions
 from judge.evaluation.recent import Recent
 from judge.evaluation.sessions import Sessions, claim
 from judge.figures.comparison import comparison_document
@@ -51,9 +51,9 @@ from judge.store.database import FAILURES, FORESEEN, Database
 from judge.store.store import PeerStanding, StoreWriter, open_store
 from judge.store.windows import dated_ahead
 from judge.types import (
+    Attributes,
     GradedEvaluation,
     OpenQuestion,
-    QuestionRequest,
     QuestionWindow,
     Requester,
     Signed,
@@ -160,8 +160,7 @@ class JudgeService:
             rng,
         )
         window, self._next_window, self._hidden_windows = writing.run(self._turned, wall())
-        self._question_thread = QuestionThread(tasks)
-        self._questions = WindowQuestions(self._question_thread, window)
+        self._questions = WindowQuestions(tasks, window)
         self._sessions = Sessions(self._questions, rng, settings.deadline)
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_S, config.ASK_BURST, config.REMEMBERED_PEERS)
         rate, burst = config.NETWORK_ASKS_PER_S, config.NETWORK_ASK_BURST
@@ -201,14 +200,29 @@ class JudgeService:
         # When abandoned questions were last searched.
         self._abandoned = 0.0
 
-    async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[Mapping[str, Any]]:
+    async def ask(
+        self,
+        signed: Signed,
+        host: str,
+        attributes: Attributes,
+        curriculum: str,
+        questions: int = 1,
+        answers: int = 1,
+    ) -> list[Mapping[str, Any]]:
         """Return the peer's open questions in wire form, after drawing new ones up to the requested number.
 
-        A question is its text, never its reference or answer. host: the peer's address. Raises Refused.
+        A question is its text, never its reference or answer. Raises Refused.
+
+        Args:
+            host: the peer's address.
+            attributes: what the peer states about itself.
+            curriculum: the digest of the peer's curriculum.
+            questions: number of open questions asked for.
+            answers: answers to each question.
         """
         await self.claim(signed)
         mine = self.curriculum
-        if not mine.asks_as(wish.curriculum):
+        if not mine.asks_as(curriculum):
             # Only the questions have to agree: how the node scores its training is not checked.
             raise Refused(
                 Refusal(
@@ -220,11 +234,11 @@ class JudgeService:
                 )
             )
         now = self._monotonic()
-        if wait := self._buckets.of(signed.peer, now).wait(now, wish.questions):
+        if wait := self._buckets.of(signed.peer, now).wait(now, questions):
             raise too_often("you ask too often", "Set judge.every higher, and ask again", wait)
         standing = await self.write(store.standing, signed.peer)
         asker = Requester(host, standing.answered >= LISTED_ANSWERS)
-        if not asker.record and self._networks.of(asker.room, now).wait(now, wish.questions):
+        if not asker.record and self._networks.of(asker.room, now).wait(now, questions):
             raise Refused(NEWCOMERS_TOO_OFTEN)
         if not asker.record and await self.free.get(None) < config.FREE_BYTES:
             raise Refused(DISK_LOW)
@@ -234,7 +248,7 @@ class JudgeService:
             )
         await self.expire()
         await self._turn_windows()
-        await self._draw(signed, asker, wish, standing)
+        await self._draw(signed, asker, attributes, questions, answers, standing)
         now = self._monotonic()
         return [
             {
@@ -245,22 +259,27 @@ class JudgeService:
         ]  # fmt: skip
 
     async def _draw(
-        self, signed: Signed, asker: Requester, wish: QuestionRequest, standing: PeerStanding
+        self,
+        signed: Signed,
+        asker: Requester,
+        attributes: Attributes,
+        questions: int,
+        answers: int,
+        standing: PeerStanding,
     ) -> None:
         """Draw and record new questions while the peer has fewer open than it asks for.
 
         Raises Refused if the peer still has no open question.
         """
-        while len(self._sessions.of(signed.peer)) < wish.questions:
+        while len(self._sessions.of(signed.peer)) < questions:
             self._questions.ask_from(signed.peer, standing.window, standing.asked)
             try:
-                if missing := self._questions.unmade(signed.peer):
-                    await self._question_thread.make(self._questions, *missing)
+                if await self._questions.make(signed.peer):
                     # Check again: meanwhile the peer may have sent another request, or the window may have
                     # closed.
                     continue
                 outcome = self._sessions.ask(
-                    signed.peer, asker, self._monotonic(), wish.attributes, wish.answers, wish.questions
+                    signed.peer, asker, self._monotonic(), attributes, answers, questions
                 )
             except Refused as refused:
                 outcome = refused.refusal
@@ -273,7 +292,7 @@ class JudgeService:
                 if displaced is not None:
                     await self.write(store.void, displaced)
                 await self.write(store.asked, question, signed.sequence, self.now())
-                names = config.MODEL_NAMES * len(wish.attributes.model.encode())
+                names = config.MODEL_NAMES * len(attributes.model.encode())
                 self._written.spend(asker, config.QUESTION_BYTES + names, self._monotonic())
             except Refused:
                 self._sessions.withdraw(question)
@@ -421,7 +440,7 @@ class JudgeService:
 
     async def close(self) -> None:
         """Wait for writing and scoring to finish. The caller closes the store and the verifier."""
-        await self._question_thread.close()
+        await self._questions.close()
         for threads in (self._scorer, self._readers):
             await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
         await self._writer.close()

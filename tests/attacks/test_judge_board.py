@@ -15,7 +15,7 @@ import pytest
 from judge.config import JudgeSettings
 from judge.evaluation.service import JudgeService, open_service
 from judge.figures.leaderboard import BoardView
-from judge.types import Attributes, QuestionRequest, Signed
+from judge.types import Attributes, Signed
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
@@ -41,8 +41,8 @@ class Hall:
     async def ask(self, peer: str) -> tuple[str, str]:
         """Ask the judge for a question; return the question's id and its right answer."""
         self.clock[0] += 1.0  # one question a second
-        wish = QuestionRequest(Attributes(1, "tiny"), TINY_9.digest)
-        (handed,) = await self.service.ask(self._signed(peer), f"198.51.{sum(peer.encode()) % 7}.1", wish)
+        host, about = f"198.51.{sum(peer.encode()) % 7}.1", Attributes(1, "tiny")
+        (handed,) = await self.service.ask(self._signed(peer), host, about, TINY_9.digest)
         task = next(q.task for q in self.service._sessions._open.values() if q.id == handed["evaluation"])
         return handed["evaluation"], f"<answer>{solution(self._tasks, task)}</answer>"
 

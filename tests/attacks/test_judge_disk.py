@@ -14,7 +14,7 @@ import pytest
 from judge.config import JudgeSettings
 from judge.errors import Refused
 from judge.evaluation.service import JudgeService, open_service
-from judge.types import Attributes, QuestionRequest, Signed
+from judge.types import Attributes, Signed
 from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
@@ -46,9 +46,9 @@ class Office:
 
     async def evaluate(self, peer: PeerId, host: str, text: str = TEXT) -> bool:
         """Evaluate the peer; return whether the judge asked and graded it."""
-        wish = QuestionRequest(Attributes(1, "tiny", "a node", "swarm", 4, 4, "uniform"), TINY_9.digest)
+        about = Attributes(1, "tiny", "a node", "swarm", 4, 4, "uniform")
         try:
-            (handed,) = await self._service.ask(self._signed(peer), host, wish)
+            (handed,) = await self._service.ask(self._signed(peer), host, about, TINY_9.digest)
         except Refused:
             return False
         await self._service.answer(self._signed(peer), handed["evaluation"], [Completion(text, True)])

@@ -93,7 +93,7 @@ async def test_a_hanging_plug_in_does_not_delay_other_requests(
         assert (await court.http.get("/healthz")).status_code == 200
         asking.append(asyncio.create_task(court.ask(peer)))  # this request also waits
         async with asyncio.timeout(TIMEOUT_S):
-            while court.service._question_thread.waiting < 2:
+            while court.service._questions.waiting < 2:
                 await asyncio.sleep(0.001)
         refused(await court.ask(court.peer()), 503, "overloaded")
         tasks.let_go.set()
