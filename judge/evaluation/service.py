@@ -43,7 +43,6 @@ from judge.figures.leaderboard import (
     LISTED_ANSWERS,
     BoardView,
     LeaderboardPage,
-    SwarmHealth,
 )
 from judge.logs import log, survived
 from judge.store import arms, moderation, pruning, reader, store, windows
@@ -180,7 +179,7 @@ class JudgeService:
         self.boards = Recent[BoardView, LeaderboardPage](
             partial(self.read, reader.board), config.LEADERBOARD_S, keep, monotonic
         )
-        self.healths = Recent[None, SwarmHealth](
+        self.healths = Recent[None, Mapping[str, Any]](
             lambda _: self.read(reader.health, wall()), config.LEADERBOARD_S, 1, monotonic
         )
         # Swarm against solo by model; None: the model whose smaller arm has the most peers.

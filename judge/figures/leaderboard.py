@@ -186,35 +186,6 @@ class LeaderboardPage:
         return end if end < self.matching and self.standings else None
 
 
-@dataclass(frozen=True, slots=True)
-class SwarmProgress:
-    """Two shares of right answers of the same nodes: early, and recent.
-
-    It covers the listed nodes that were asked more than WINDOW_QUESTIONS. Each node has the same weight in
-    both figures; otherwise a node that was asked more would dominate the early figure.
-    """
-
-    nodes: int
-    # Mean over the nodes of the share of right answers in all questions except the last WINDOW_QUESTIONS.
-    before: float
-    # Mean over the nodes of the share of right answers in the last WINDOW_QUESTIONS.
-    now: float
-
-
-@dataclass(frozen=True, slots=True)
-class SwarmHealth:
-    """The state of the swarm as this judge sees it."""
-
-    listed: int
-    unlisted: int
-    answers: int  # sum over all peers
-    seen_hour: int  # peers seen within the last hour
-    seen_day: int  # peers seen within the last day
-    # Peers seen within the last day, by model, version …; None: not stated.
-    groups: Mapping[str, Sequence[tuple[str | None, int]]]
-    progress: SwarmProgress | None  # None: no node has been asked more than WINDOW_QUESTIONS questions
-
-
 def tally(answers: Sequence[tuple[str, float]]) -> ScoreTally:
     return ScoreTally(added(*(reward for _, reward in answers)), len(answers))
 

@@ -243,11 +243,11 @@ async def metrics(request: Request) -> Response:
     service = service_of(request)
     health, load = await service.healths.get(None), await service.health()
     figures = (
-        ("nodes_listed", "nodes on the leaderboard", health.listed),
-        ("nodes_unlisted", "nodes with too few answers for it", health.unlisted),
-        ("nodes_seen_hour", "nodes seen within an hour", health.seen_hour),
-        ("nodes_seen_day", "nodes seen within a day", health.seen_day),
-        ("answers", "answers graded, of the nodes that are kept", health.answers),
+        ("nodes_listed", "nodes on the leaderboard", health["listed"]),
+        ("nodes_unlisted", "nodes with too few answers for it", health["unlisted"]),
+        ("nodes_seen_hour", "nodes seen within an hour", health["seen_hour"]),
+        ("nodes_seen_day", "nodes seen within a day", health["seen_day"]),
+        ("answers", "answers graded, of the nodes that are kept", health["answers"]),
         ("questions_open", "questions that wait for an answer", load["open"]),
         ("answers_scoring", "answers that wait for the verifier", load["scoring"]),
         ("disk_free_bytes", "space for the database", await service.free.get(None)),

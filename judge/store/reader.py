@@ -28,8 +28,6 @@ from judge.figures.leaderboard import (
     Record,
     ScoreTally,
     Standing,
-    SwarmHealth,
-    SwarmProgress,
     curve_numbers,
     rank_ranges,
 )
@@ -81,6 +79,9 @@ _BEFORE = (peers.c.low > bindparam("low")) | (
 _RANK = select(func.count()).select_from(peers).where(listed, _BEFORE)
 # Number of questions before the last WINDOW_QUESTIONS.
 _OLDER = peers.c.answered + peers.c.unanswered - peers.c.recent_n
+# Two shares of right answers of the listed nodes that were asked more than WINDOW_QUESTIONS: in all questions
+# except the last WINDOW_QUESTIONS, and in those. Each node has the same weight in both figures; otherwise a
+# node that was asked more would dominate the early figure.
 _PROGRESS = select(
     func.count(),
     func.avg((peers.c.reward - peers.c.recent_right) / _OLDER),
@@ -194,7 +195,7 @@ def evaluation(db: Connection, id: str) -> tuple[Mapping[str, Any], GradedEvalua
     return entry, None if row["answer"] is None else _graded(row, window)
 
 
-def health(db: Connection, now: float) -> SwarmHealth:
+def health(db: Connection, now: float) -> Mapping[str, Any]:
     """Return the state of the swarm, as its judge sees it. now: seconds since the epoch."""
     today, hour = peers.c.last_seen >= now - DAY, peers.c.last_seen >= now - HOUR
     figures = select(func.count().filter(hour), func.count().filter(today))
@@ -211,8 +212,17 @@ def health(db: Connection, now: float) -> SwarmHealth:
         )
         groups[name] = [(value, number) for value, number in db.execute(found.limit(GROUP_ROWS))]
     nodes, before, lately = db.execute(_PROGRESS).one()
-    progress = SwarmProgress(nodes, float(before), float(lately)) if nodes else None
-    return SwarmHealth(many, others, int(answers), seen_hour, seen_day, groups, progress)
+    progress = {"nodes": nodes, "before": float(before), "now": float(lately)} if nodes else None
+    return {
+        "listed": many,
+        "unlisted": others,
+        "answers": int(answers),  # sum over all peers
+        "seen_hour": seen_hour,  # peers seen within the last hour
+        "seen_day": seen_day,  # peers seen within the last day
+        # Peers seen within the last day, by model, version …; None: not stated.
+        "groups": groups,
+        "progress": progress,  # None: no node has been asked more than WINDOW_QUESTIONS questions
+    }
 
 
 def _wanted(view: BoardView) -> list[ColumnElement[bool]]:

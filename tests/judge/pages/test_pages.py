@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from judge.figures.intervals import wilson
-from judge.figures.leaderboard import BoardView, Record, ScoreTally, SwarmProgress
+from judge.figures.leaderboard import BoardView, Record, ScoreTally
 from judge.figures.verification import Upload, VerifiedAnswer
 from judge.pages import drawing, rendering, views
 from judge.store import reader, verifications
@@ -410,11 +410,12 @@ def test_the_front_page_shows_the_health_of_the_swarm(board: Database) -> None:
     """Evaluation n was of round n, and was asked n seconds after the start of 1970."""
     newest = 999.0
     health = board.run(reader.health, newest)
-    assert (health.listed, health.unlisted, health.seen_hour, health.seen_day) == (4, 1, 5, 5)
-    assert (health.answers, health.progress) == (65, None)
-    assert health.groups["model"] == [("a", 3), ("B_%", 2)] and health.groups["version"] == [(None, 5)]
+    counts = ("listed", "unlisted", "seen_hour", "seen_day")
+    assert [health[name] for name in counts] == [4, 1, 5, 5]
+    assert (health["answers"], health["progress"]) == (65, None)
+    assert health["groups"]["model"] == [("a", 3), ("B_%", 2)] and health["groups"]["version"] == [(None, 5)]
     later = board.run(reader.health, newest + 3600)
-    assert (later.seen_hour, later.seen_day) == (1, 5)
+    assert (later["seen_hour"], later["seen_day"]) == (1, 5)
 
 
 def test_progress_compares_the_same_nodes(database: str) -> None:
@@ -427,13 +428,15 @@ def test_progress_compares_the_same_nodes(database: str) -> None:
             evaluate(store, number + 1, float(number < 10 or number >= 100), PeerId("old"), "a")
         for number in range(20):
             evaluate(store, number + 200, 1.0, PeerId("young"), "a")
-        assert store.run(reader.health, 999.0).progress == SwarmProgress(1, 10 / 50, 50 / 100)
+        assert store.run(reader.health, 999.0)["progress"] == {"nodes": 1, "before": 10 / 50, "now": 50 / 100}
         of = "UPDATE peers SET answered = {}, reward = {}, recent_right = {}, recent_n=100 WHERE peer = '{}'"
         with store.begin() as db:
             db.exec_driver_sql(of.format(10_100, 8_080.0, 80.0, "old"))
             db.exec_driver_sql(of.format(120, 12.0, 10.0, "young"))
-        progress = store.run(reader.health, 999.0).progress
-        assert progress is not None and progress.before == pytest.approx(progress.now) == pytest.approx(0.45)
+        progress = store.run(reader.health, 999.0)["progress"]
+        assert progress is not None and progress["before"] == pytest.approx(progress["now"]) == pytest.approx(
+            0.45
+        )
 
 
 def test_a_rank_stands_next_to_its_node(board: Database) -> None:
