@@ -74,7 +74,7 @@ def verify(
     This proves the score of these weights, named by their SHA-256. It does not prove who trained them.
     """
     from swarmd.daemon.judging import reader
-    from swarmd.daemon.judging.judging import RECEIPTS_FILE, ReceiptFile
+    from swarmd.daemon.judging.judging import keep_receipt
 
     folder = as_state_dir(state_dir)
     if not upload and what is not None:
@@ -103,7 +103,7 @@ def verify(
         )
     found = _uploaded(node, folder, _weights(node, folder, what, answers), wait=wait, quiet=as_json)
     if found.state == "done":
-        ReceiptFile(folder / RECEIPTS_FILE).add(reader.receipt_of(found))
+        keep_receipt(folder, reader.receipt_of(found))
     _tell(found, as_json)
 
 

@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +36,7 @@ from swarmd.daemon.judging.client import (
     backoff_seconds,
     judge_origin,
 )
-from swarmd.daemon.judging.judging import Judging, ReceiptFile, said_of
+from swarmd.daemon.judging.judging import RECEIPTS_FILE, Judging, keep_receipt, said_of
 from swarmd.daemon.judging.reader import JudgedBoard, ask, read
 from swarmd.errors import ConfigError, Unreachable
 from swarmd.state.status import Trouble
@@ -212,13 +213,13 @@ async def test_only_the_end_of_a_too_long_answer_is_sent() -> None:
 async def test_a_receipt_is_checked_and_stored(tmp_path: Path) -> None:
     """The request has the node's self-description, which the receipt must repeat."""
     seen, told = list[bytes](), list[link.ToTrainer]()
-    file = tmp_path / "receipts.jsonl"
+    file = tmp_path / RECEIPTS_FILE
     async with judge(replying(honest, seen)) as url:
         by = JudgeClient(
             url, ME, "digest", Clock(0.0), seconds=TIMEOUT_S, said=lambda: {"hardware": "cpu", "local": 4}
         )
-        keeping = ReceiptFile(file, most=2)
-        judging = Judging(by, told.append, print, model="/home/me/models/tiny", receipts=keeping)
+        keep = partial(keep_receipt, tmp_path, most=2)
+        judging = Judging(by, told.append, print, model="/home/me/models/tiny", keep=keep)
         for _ in range(5):
             await judging.ask(3)
             await judging.answer(ANSWER)
@@ -250,21 +251,20 @@ async def test_a_wrong_receipt_is_refused(changed: dict[str, Any]) -> None:
 
 
 def test_a_failing_disk_loses_only_receipts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "receipts"
+    path = tmp_path / RECEIPTS_FILE
     path.mkdir()  # a folder in place of the file
-    file = ReceiptFile(path)
-    file.add({"receipt": "lost", "signature": ""})
+    keep_receipt(tmp_path, {"receipt": "lost", "signature": ""})
     assert [
         (entry.levelname, "receipt of the judge could not be kept" in entry.message)
         for entry in caplog.records
     ] == [("WARNING", True)]
     path.rmdir()
-    file.add({"receipt": "kept", "signature": ""})
+    keep_receipt(tmp_path, {"receipt": "kept", "signature": ""})
     assert [json.loads(line)["receipt"] for line in path.read_text().splitlines()] == ["kept"] and len(
         caplog.records
     ) == 1
     path.write_text(path.read_text() + '{"receipt": "to')  # as after kill -9
-    file.add({"receipt": "whole", "signature": ""})
+    keep_receipt(tmp_path, {"receipt": "whole", "signature": ""})
     assert json.loads(path.read_text().splitlines()[-1])["receipt"] == "whole"
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,25 +23,21 @@ RECEIPTS_FILE = "receipts.jsonl"
 Said = TypeVar("Said", Question, Graded)
 
 
-class ReceiptFile:
-    """The newest receipts, one JSON line each. If the disk fails, only receipts are lost.
+def keep_receipt(folder: Path, receipt: Mapping[str, str], most: int = 1_000) -> None:
+    """Add a receipt to the state folder's file, one JSON line each. If the disk fails, only it is lost.
 
     most: number of receipts to keep; the file is cut to it when it holds twice as many.
     """
-
-    def __init__(self, path: Path, most: int = 1_000) -> None:
-        self._path, self._most = path, most
-
-    def add(self, receipt: Mapping[str, str]) -> None:
-        try:
-            # A kill -9 or a full disk may have left an unfinished line.
-            torn = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n" * torn + json.dumps(receipt) + "\n")
-            if len(lines := self._path.read_bytes().splitlines(keepends=True)) > 2 * self._most:
-                durable.replace(self._path, b"".join(lines[-self._most :]))
-        except OSError as error:
-            log.warning("a receipt of the judge could not be kept: %s", error)
+    path = folder / RECEIPTS_FILE
+    try:
+        # A kill -9 or a full disk may have left an unfinished line.
+        torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n" * torn + json.dumps(receipt) + "\n")
+        if len(lines := path.read_bytes().splitlines(keepends=True)) > 2 * most:
+            durable.replace(path, b"".join(lines[-most:]))
+    except OSError as error:
+        log.warning("a receipt of the judge could not be kept: %s", error)
 
 
 class Judging:
@@ -57,7 +54,7 @@ class Judging:
         *,
         model: str = "tiny",
         every: int = 1,
-        receipts: ReceiptFile | None = None,
+        keep: Callable[[Mapping[str, str]], None] = lambda _: None,
     ) -> None:
         """Set up the node's side of being judged.
 
@@ -66,9 +63,10 @@ class Judging:
             tell: sends a message to the trainer.
             talk: shows a message to the operator.
             every: rounds between two questions.
+            keep: called with each receipt.
         """
         self._client, self._tell, self._talk = client, tell, talk
-        self._model, self._every, self._receipts = model, every, receipts
+        self._model, self._every, self._keep = model, every, keep
         self._busy = False
         self._open: Question | None = None
         self._last: Graded | None = None
@@ -104,8 +102,7 @@ class Judging:
         grade = await self._heard(client.answer(question, Completion(answer.text, answer.ended)))
         if grade is not None:
             self._last, self._silence = grade, None
-            if self._receipts is not None:
-                self._receipts.add({"receipt": grade.receipt, "signature": grade.signature})
+            self._keep({"receipt": grade.receipt, "signature": grade.signature})
             self._tell(link.JudgeScore(grade.score, grade.n))
 
     def status(self) -> JudgeStatus | None:
@@ -173,7 +170,7 @@ def judging_of(
         talk,
         model=config.model.name,
         every=config.judge.every,
-        receipts=ReceiptFile(folder / RECEIPTS_FILE),
+        keep=partial(keep_receipt, folder),
     )
 
 
