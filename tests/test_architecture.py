@@ -157,7 +157,7 @@ LOOSE = {
     "swarmd/config/invitation.py": 1,
     "swarmd/config/profiles.py": 1,
     "swarmd/config/schema.py": 2,
-    "swarmd/config/sources.py": 4,
+    "swarmd/config/sources.py": 3,
     "swarmd/daemon/diagnosis/isolation.py": 3,
     "swarmd/daemon/diagnosis/reachability_report.py": 2,
     "swarmd/daemon/diagnosis/reachability_survey.py": 4,
