@@ -327,7 +327,7 @@ class Daemon:
             trainer=structs.replace(known.trainer, pid=self.child.pid, restarts=self.child.restarts),
             pauses=self.guest.pauses,
             away=self.guest.away,
-            usage=self.guest.usage,
+            usage=self.guest.ledger.report(),
             left=self.guest.left,
             judge=self.board.judged(self.judging.status()),
         )

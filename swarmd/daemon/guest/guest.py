@@ -36,7 +36,7 @@ from swarmd.daemon.guest.probes import Probes
 from swarmd.daemon.guest.usage import USAGE_FILE, UsageLedger
 from swarmd.errors import SwarmdError
 from swarmd.policy.models.preflight import cores
-from swarmd.state.status import PauseCause, Usage, UsageReport
+from swarmd.state.status import PauseCause, Usage
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +46,6 @@ CHECK_EVERY_S: Final = 1.0
 ENERGY_EVERY_S: Final = 10.0
 # Seconds between two decisions whether to rest for the CPU share.
 SHARE_EVERY_S: Final = 0.25
-# Save after this share of the month's budget was moved, so kill -9 makes the node forget at most that much.
-SAVE_AFTER: Final = 1 / 2000
 REMEDY: Final = "swarmd resume"
 _METERED: Final = PauseCause(
     "metered", "the network is metered: the node trains alone", None, "when it is not metered", OVERRIDE
@@ -83,7 +81,6 @@ class Guest:
             on_gpu: returns whether the node trains on a CUDA device now.
             helped: returns how often other nodes reported training on this node's rollouts since the start.
         """
-        self.ledger = UsageLedger(folder / USAGE_FILE, clock)
         self._traffic, self._member, self._tell, self._talk, self._clock = traffic, member, tell, talk, clock
         self._meter = meter or ProcessMeter(clock())
         gpus = NvidiaGpus(self._meter.pids)
@@ -94,6 +91,7 @@ class Guest:
         limits, share = config.limits, percent(config.limits.cpu)
         self._share = CpuShare(share * cores(logical=True), clock()) if share < 1 else None
         self._budget = size(limits.month) if limits.month else None
+        self.ledger = UsageLedger(folder / USAGE_FILE, clock, self._budget)
         up, down = (rate(text) if text else None for text in (limits.up, limits.down))
         traffic.limit(up, down, self._budget)
         self._leaves_when_metered = config.when.metered == "alone"
@@ -131,7 +129,7 @@ class Guest:
                     read += since
                     await self.add_energy(since)
                 # Save in a thread, because the disk may be slow.
-                await trio.to_thread.run_sync(self.save)
+                await trio.to_thread.run_sync(self.ledger.save_where_due)
                 await trio.sleep(SHARE_EVERY_S if self._share else CHECK_EVERY_S)
         finally:
             self.count()
@@ -160,10 +158,6 @@ class Guest:
         if self._share is not None:
             self._resting = self._share.spent(spent.cpu_seconds, now)
             self._tell_trainer()
-
-    def save(self) -> None:
-        """Save the usage ledger, if a save is due."""
-        self.ledger.save_where_due(self._budget * SAVE_AFTER if self._budget else float("inf"))
 
     def decide(self, facts: MachineFacts) -> None:
         """Pause, resume, leave the swarm or come back, according to the facts."""
@@ -195,11 +189,6 @@ class Guest:
         """Tell a newly started trainer whether to pause."""
         self._told = link.Resume()
         self._tell_trainer()
-
-    @property
-    def usage(self) -> UsageReport:
-        """The node's usage of its machine, by the ledger."""
-        return self.ledger.report(self._budget)
 
     @property
     def left(self) -> float | None:

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 USAGE_FILE = "usage.json"
 SAVE_EVERY_S: Final = 60.0
+# Save after this share of the month's budget was moved, so kill -9 makes the node forget at most that much.
+SAVE_AFTER: Final = 1 / 2000
 DAYS_KEPT, MONTHS_KEPT = 62, 36
 
 
@@ -31,10 +33,10 @@ class _Ledger(msgspec.Struct):
 
 
 class UsageLedger:
-    """The ledger. clock: seconds since the epoch."""
+    """The ledger. clock: seconds since the epoch. budget: bytes per month; None for no limit."""
 
-    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
-        self._path, self._clock = path, clock
+    def __init__(self, path: Path, clock: Callable[[], float], budget: int | None = None) -> None:
+        self._path, self._clock, self._budget = path, clock, budget
         read = msgspec.json.Decoder(_Ledger).decode
         self._ledger = durable.load(path, read, "counting begins anew") or _Ledger(clock())
         self._saved_at, self._saved_bytes = clock(), self._ledger.total.bytes_moved
@@ -53,24 +55,22 @@ class UsageLedger:
     def this_month(self) -> Usage:
         return self._ledger.months.get(self._names()[1], Usage())
 
-    def report(self, budget: int | None = None) -> UsageReport:
-        """Return the status field `usage`. budget: bytes per month."""
+    def report(self) -> UsageReport:
+        """Return the status field `usage`: the node's usage of its machine."""
         (day, month), ledger = self._names(), self._ledger
         return UsageReport(
             _row(ledger.days.get(day, Usage()), day=day),
             _row(self.this_month, month=month),
             _row(ledger.total, since=ledger.since),
             [_row(ledger.days[name], day=name) for name in sorted(ledger.days)],
-            None if budget is None else TrafficBudget(budget, self.this_month.bytes_moved),
+            None if self._budget is None else TrafficBudget(self._budget, self.this_month.bytes_moved),
         )
 
-    def save_where_due(self, bytes_at_most: float = float("inf")) -> None:
-        """Save once a minute.
-
-        bytes_at_most: save earlier if more bytes than this were moved since the last save.
-        """
+    def save_where_due(self) -> None:
+        """Save once a minute, or earlier if more than the share SAVE_AFTER of the budget was moved."""
         moved = self._ledger.total.bytes_moved - self._saved_bytes
-        if not 0 <= self._clock() - self._saved_at < SAVE_EVERY_S or moved > bytes_at_most:
+        much = self._budget is not None and moved > self._budget * SAVE_AFTER
+        if much or not 0 <= self._clock() - self._saved_at < SAVE_EVERY_S:
             self.save()
 
     def save(self) -> None:

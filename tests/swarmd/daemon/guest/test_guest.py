@@ -160,7 +160,7 @@ async def test_energy_counts_the_whole_device_but_only_during_training(
     monkeypatch.setattr(node.guest, "_watts", lambda: watts.pop(0))
     for node.on_gpu in (False, True, True):
         await node.guest.add_energy(12.0)
-    assert node.guest.usage.total.energy_wh == pytest.approx(300 * 12 / 3600) and not watts
+    assert node.guest.ledger.report().total.energy_wh == pytest.approx(300 * 12 / 3600) and not watts
 
 
 async def test_a_pause_of_weeks_is_shown_with_its_last_date(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_the_cpu_share_lets_the_trainer_rest_and_continue(tmp_path: Path) -> Non
     node.clock.now += 3600
     node.guest.count()
     assert node.told == [link.Pause(brief=True), link.Pause(brief=True), link.Resume()]
-    assert node.guest.usage.total.cpu_seconds == 5.0
+    assert node.guest.ledger.report().total.cpu_seconds == 5.0
 
 
 async def test_the_monthly_bytes_are_exact_and_start_again_each_month(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ async def test_the_monthly_bytes_are_exact_and_start_again_each_month(tmp_path: 
             break
     moved = node.traffic.up + node.traffic.down
     assert 10e6 <= moved <= 10.1e6
-    assert node.guest.usage.budget == TrafficBudget(10_000_000, moved)
+    assert node.guest.ledger.report().budget == TrafficBudget(10_000_000, moved)
     (away,) = node.guest.away
     assert "0.01 GB are used up" in away.cause and "limits.month" in away.remedy
     node.see()
@@ -292,7 +292,7 @@ def test_restarts_do_not_extend_the_monthly_bytes(tmp_path: Path) -> None:
                 node.traffic.count(up=16_000)
                 moved += 16_000
                 node.guest.count()
-                node.guest.save()
+                node.guest.ledger.save_where_due()
     assert node.swarm.left and 100e6 <= moved <= 101e6
 
 
@@ -355,4 +355,4 @@ def test_rollouts_used_by_other_nodes_are_counted_across_restarts(tmp_path: Path
         for node.helped in (used - 1, used, used, 0):  # 0, because the peers that used them may be forgotten
             node.guest.count()
         node.guest.ledger.save()
-    assert node.guest.usage.total.helped == 7
+    assert node.guest.ledger.report().total.helped == 7

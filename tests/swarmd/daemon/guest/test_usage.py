@@ -43,13 +43,14 @@ def test_the_document_describes_each_figure() -> None:
 
 def test_saved_usage_is_restored_after_a_restart(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "usage.json"
-    ledger = UsageLedger(path, clock)
+    ledger = UsageLedger(path, clock, budget=2000 * ONE.bytes_moved)
     ledger.add(ONE)
     ledger.save_where_due()
-    # The ledger is written after a minute, or after more than the given number of bytes.
+    # The ledger is written after a minute, or after more than a share of the budget.
     assert not path.exists()
-    ledger.save_where_due(bytes_at_most=2999)
-    assert UsageLedger(path, clock).report() == ledger.report()
+    ledger.add(Usage(bytes_up=1))
+    ledger.save_where_due()
+    assert UsageLedger(path, clock, 2000 * ONE.bytes_moved).report() == ledger.report()
     ledger.add(ONE)
     clock.now += SAVE_EVERY_S
     ledger.save_where_due()
