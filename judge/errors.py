@@ -12,10 +12,6 @@ class JudgeError(OperatorError):
     """The judge cannot run."""
 
 
-class DatabaseUnusable(JudgeError):
-    """The judge's database cannot be used."""
-
-
 class DatabaseInUse(JudgeError):
     """Another judge is using the database."""
 

@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
-from judge.errors import DatabaseUnusable, JudgeError
+from judge.errors import JudgeError
 from judge.evaluation.service import open_service
 from swarmd.terminal import hang_up
 
@@ -88,7 +88,7 @@ def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
         except (SQLAlchemyError, sqlite3.Error) as error:
             # Raised only while the judge starts; later a failure becomes a refusal to the peer.
             why = getattr(error, "orig", None) or error
-            raise DatabaseUnusable(
+            raise JudgeError(
                 f"the judge cannot start, as its database fails: {why}. Free some space,"
                 " restore a backup, or see its server."
             ) from None

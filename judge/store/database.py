@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
-from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
+from judge.errors import DatabaseInUse, JudgeError
 from judge.store.tables import metadata
 from swarmd.errors import command_for
 
@@ -64,19 +64,17 @@ _PATIENCE = {
 
 
 def database_url(database: Path | str) -> URL:
-    """Return the URL of a database; a path means a SQLite file. Raises DatabaseUnusable."""
+    """Return the URL of a database; a path means a SQLite file. Raises JudgeError."""
     text = str(database)
     if "://" not in text:
         return URL.create("sqlite", database=text)
     try:
         url = make_url(text)
     except ArgumentError:
-        raise DatabaseUnusable(
-            "--database is malformed. Give a file, or postgresql://user@host/name."
-        ) from None
+        raise JudgeError("--database is malformed. Give a file, or postgresql://user@host/name.") from None
     if url.get_backend_name() in ("postgresql", "postgres"):
         return url.set(drivername="postgresql+psycopg")
-    raise DatabaseUnusable(
+    raise JudgeError(
         f"{shown(url)} is not a supported database. Give a file, or postgresql://user@host/name."
     )
 
@@ -92,7 +90,7 @@ class Database:
     """An open database of the current schema. Use it from one thread at a time."""
 
     def __init__(self, database: Path | str, *, alone: bool = True, writes: bool = False) -> None:
-        """Open the database. Raises DatabaseInUse, DatabaseUnusable.
+        """Open the database. Raises DatabaseInUse, JudgeError.
 
         Args:
             alone: hold the lock that excludes other judges, and create the schema of a new database. Without
@@ -102,7 +100,7 @@ class Database:
         self.name = shown(url)
         self._folder = Path(str(url.database)).parent if url.get_backend_name() == "sqlite" else None
         if not alone and url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
-            raise DatabaseUnusable(f"there is no database {self.name}. Give it with --database.")
+            raise JudgeError(f"there is no database {self.name}. Give it with --database.")
         self._lock = (
             _lock_file(Path(str(url.database))) if alone and url.get_backend_name() == "sqlite" else None
         )
@@ -113,7 +111,7 @@ class Database:
         except ModuleNotFoundError:
             # The package psycopg is missing.
             self.close()
-            raise DatabaseUnusable(
+            raise JudgeError(
                 f"PostgreSQL needs a package that is not installed. Run `{command_for('judge-postgres')}`."
             ) from None
         except (SQLAlchemyError, sqlite3.Error) as error:
@@ -167,11 +165,11 @@ class Database:
             self._lock.close()
 
 
-def _unusable(name: str, error: Exception) -> DatabaseUnusable:
+def _unusable(name: str, error: Exception) -> JudgeError:
     why = " ".join(str(getattr(error, "orig", None) or error).split())
     remedy = "free some space" if "full" in why else "restore it from a backup"
     remedy = "see that the server runs and lets this user in" if "://" in name else remedy
-    return DatabaseUnusable(
+    return JudgeError(
         f"{name} cannot be used as the judge's database: {why}; {remedy}, or give another one with --database"
     )
 
@@ -181,7 +179,7 @@ def _lock_file(path: Path) -> TextIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(path.name + ".lock").open("w")
     except OSError as error:
-        raise DatabaseUnusable(
+        raise JudgeError(
             f"cannot write the database {path}: {error.strerror}. Give another file with --database."
         ) from None
     try:
@@ -213,14 +211,14 @@ def _keep_others_out(connection: Any, url: URL) -> None:
 def _refuse_to_be_lent(connection: Any, url: URL) -> None:
     """Reject a connection pooler in transaction mode, because locks exclude no other judge there.
 
-    Such a pooler (PgBouncer) reports a process id that differs from the server's. Raises DatabaseUnusable.
+    Such a pooler (PgBouncer) reports a process id that differs from the server's. Raises JudgeError.
     """
     process, said = connection.execute(_PROCESS).fetchone(), connection.info
     if process == (said.backend_pid,):
         return
     with type(connection).connect(said.dsn, password=said.password) as other:
         if other.execute(_PROCESS).fetchone() == process:
-            raise DatabaseUnusable(
+            raise JudgeError(
                 f"{shown(url)} is a pooler in transaction mode, which cannot lock out a second judge. Give"
                 " the address of PostgreSQL itself, or of the pooler's session mode, with --database."
             )
@@ -271,7 +269,7 @@ def _engine(url: URL, alone: bool, writes: bool) -> Engine:
         def claim(connection: Any, _record: object) -> None:
             connection.autocommit = True
             if (encoding := connection.info.parameter_status("server_encoding")) not in ("UTF8", "SQL_ASCII"):
-                raise DatabaseUnusable(
+                raise JudgeError(
                     f"{shown(url)} has the encoding {encoding}, which cannot hold every name. Make a database"
                     " with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0, and give it with --database."
                 )
@@ -291,17 +289,17 @@ def _engine(url: URL, alone: bool, writes: bool) -> Engine:
 
 
 def _make_or_check(connection: Connection, name: str, may_make: bool) -> None:
-    """Create the tables of a new database. Raises DatabaseUnusable if the schema has another version."""
+    """Create the tables of a new database. Raises JudgeError if the schema has another version."""
     version = connection.scalar(select(_VERSION)) if inspect(connection).has_table(_VERSION.name) else None
     if version == SCHEMA_VERSION:
         return
     if version is not None:
-        raise DatabaseUnusable(
+        raise JudgeError(
             f"{name} was written by another version of the judge (schema {version}, this one knows"
             f" {SCHEMA_VERSION}). Run that version, or give another one with --database."
         )
     if not may_make:
-        raise DatabaseUnusable(f"{name} is not yet a judge's database. `swarmd-judge serve` makes it one.")
+        raise JudgeError(f"{name} is not yet a judge's database. `swarmd-judge serve` makes it one.")
     metadata.create_all(connection, checkfirst=False)
     _VERSION.create(connection)
     connection.execute(insert(_VERSION).values(version_num=SCHEMA_VERSION))

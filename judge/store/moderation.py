@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from judge.errors import DatabaseUnusable, JudgeError
+from judge.errors import JudgeError
 from judge.store.database import Database
 from judge.store.tables import moderation as table
 from p2p.identity import public_key_of
@@ -49,13 +49,13 @@ def act(database: Path | str, act: Literal["hide", "ban", "undo"], peer: str, wh
             number = (db.scalar(select(func.max(table.c.number))) or 0) + 1
             db.execute(insert(table).values(number=number, at=now, act=act, peer=peer, why=why))
     except (SQLAlchemyError, sqlite3.Error) as error:
-        raise DatabaseUnusable(
+        raise JudgeError(
             f"nothing was done: {getattr(error, 'orig', None) or error}. Free some space, or try it again."
         ) from None
 
 
 def history(database: Path | str) -> Sequence[Row[Any]]:
-    """List the acts, oldest first. Raises DatabaseUnusable."""
+    """List the acts, oldest first. Raises JudgeError."""
     with closing(Database(database, alone=False)) as opened, opened.begin() as db:
         return db.execute(select(table).order_by(table.c.number)).all()
 

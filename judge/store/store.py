@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
-from judge.errors import DatabaseUnusable
+from judge.errors import JudgeError
 from judge.figures.leaderboard import WINDOW_QUESTIONS, ScoreTally
 from judge.logs import log
 from judge.store import arms, verifications, windows
@@ -91,14 +91,14 @@ class PeerStanding:
 
 
 def open_store(database: Path | str, curriculum: str) -> Database:
-    """Open the database of a judge that runs. Raises DatabaseInUse, DatabaseUnusable.
+    """Open the database of a judge that runs. Raises DatabaseInUse, JudgeError.
 
     curriculum: name and digest; one database holds one curriculum.
     """
     store = Database(database)
     try:
         store.run(_prepare, store.name, curriculum)
-    except DatabaseUnusable:
+    except JudgeError:
         store.close()
         raise
     return store
@@ -108,7 +108,7 @@ def _prepare(db: Connection, name: str, curriculum: str) -> None:
     if (held := db.scalar(select(about.c.value).where(about.c.name == "curriculum"))) is None:
         db.execute(insert(about).values(name="curriculum", value=curriculum))
     elif held != curriculum:
-        raise DatabaseUnusable(
+        raise JudgeError(
             f"{name} holds answers to {held}, and this judge asks {curriculum}. "
             "Start it with the same --curriculum, or give another one with --database."
         )

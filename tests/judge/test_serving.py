@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 from judge.__main__ import main
 from judge.cli import app
 from judge.config import JudgeSettings
-from judge.errors import DatabaseUnusable
+from judge.errors import JudgeError
 from judge.server import JudgeServer, in_both_families, listening_socket, reach, serve
 from judge.store import store as judge_store
 from judge.store.store import open_store
@@ -309,7 +309,7 @@ def test_a_full_disk_at_the_start_gives_a_message(tmp_path: Path) -> None:
                 " full'); END"
             )
     with pytest.raises(
-        DatabaseUnusable,
+        JudgeError,
         match=r"cannot start, as its database fails: database or disk is full\. Free some space",
     ):
         serve(JudgeSettings(database, "tiny-9", port=0), lambda url: pytest.fail(url))

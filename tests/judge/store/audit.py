@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import Connection, RowMapping, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from judge.errors import DatabaseUnusable
+from judge.errors import JudgeError
 from judge.figures.leaderboard import WINDOW_QUESTIONS
 from judge.store.database import Database
 from judge.store.tables import about, evaluations, peers
@@ -29,7 +29,7 @@ def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list
     with reading(database) as db:
         held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
         if held != curriculum:
-            raise DatabaseUnusable(
+            raise JudgeError(
                 f"the database holds answers to {held}, not to {curriculum}; give its --curriculum"
             )
         answers = 0
@@ -103,12 +103,12 @@ def _counted_otherwise(db: Connection) -> Iterator[str]:
 
 @contextmanager
 def reading(database: Path | str) -> Iterator[Connection]:
-    """Open one snapshot of a database, unaffected by concurrent writes. May raise DatabaseUnusable."""
+    """Open one snapshot of a database, unaffected by concurrent writes. May raise JudgeError."""
     with closing(Database(database, alone=False)) as opened:
         try:
             with opened.engine.execution_options(stream_results=True).begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise DatabaseUnusable(
+            raise JudgeError(
                 f"{opened.name}: {getattr(error, 'orig', None) or error}. Free some space, or read its log."
             ) from None

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from judge import cli
-from judge.errors import DatabaseUnusable
+from judge.errors import JudgeError
 from judge.store import store as judge_store
 from judge.store.database import Database
 from judge.store.store import open_store
@@ -53,7 +53,7 @@ def change(database: str, statement: str) -> None:
 def test_the_audit_scores_stored_answers_again(database: str, verifier: Verifier) -> None:
     fill(database, verifier)
     assert audit.verify(database, CURRICULUM, verifier.judge) == (8, [])
-    with pytest.raises(DatabaseUnusable, match="--curriculum"):
+    with pytest.raises(JudgeError, match="--curriculum"):
         audit.verify(database, "sapo-9 0", verifier.judge)
     right = "(SELECT min(id) FROM evaluations WHERE reward = 1)"
     change(database, f"UPDATE evaluations SET reward = 0, reason = 'wrong' WHERE id = {right}")

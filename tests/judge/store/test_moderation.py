@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from judge.app import create_app
 from judge.cli import app
 from judge.config import EXPIRE_S
-from judge.errors import DatabaseUnusable, JudgeError
+from judge.errors import JudgeError
 from judge.store import moderation
 from judge.store import store as judge_store
 from judge.store.store import open_store
@@ -172,7 +172,7 @@ def test_moderation_on_a_full_disk_gives_a_message(tmp_path: Path) -> None:
             "CREATE TRIGGER full BEFORE INSERT ON moderation BEGIN SELECT RAISE(FAIL, 'database or disk is"
             " full'); END"
         )
-    with pytest.raises(DatabaseUnusable, match="nothing was done: database or disk is full"):
+    with pytest.raises(JudgeError, match="nothing was done: database or disk is full"):
         moderation.act(database, "ban", SigningPeer(1).identity.peer_id, "spam", 1_800_000_000.0)
 
 

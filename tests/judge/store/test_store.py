@@ -14,7 +14,7 @@ from sqlalchemy import event, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.config import MAX_ANSWER_CHARACTERS
-from judge.errors import DatabaseInUse, DatabaseUnusable
+from judge.errors import DatabaseInUse, JudgeError
 from judge.figures.leaderboard import (
     CURVE_POINTS,
     LISTED_ANSWERS,
@@ -271,7 +271,7 @@ def test_only_one_judge_may_use_a_database_at_a_time(database: str) -> None:
 
 
 def test_a_password_is_not_shown() -> None:
-    with pytest.raises(DatabaseUnusable) as refused:
+    with pytest.raises(JudgeError) as refused:
         opened("postgresql://judge:secret@127.0.0.1:1/judge?connect_timeout=2")
     assert "secret" not in str(refused.value) and "judge:***@127.0.0.1:1" in str(refused.value)
 
@@ -288,7 +288,7 @@ def test_a_connection_pooler_in_transaction_mode_is_rejected(
     # A pooler reports another process id than the server's.
     process = "SELECT 7" if lent else "SELECT -pg_backend_pid()"
     monkeypatch.setattr("judge.store.database._PROCESS", process)
-    refusal = pytest.raises(DatabaseUnusable, match=r"transaction mode.*session mode")
+    refusal = pytest.raises(JudgeError, match=r"transaction mode.*session mode")
     with refusal if lent else nullcontext(), closing(opened(address)):
         pass
 
@@ -297,13 +297,13 @@ def test_without_the_postgresql_extra_the_message_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(DatabaseUnusable, match=r"pip install 'swarmd\[judge-postgres\]'"):
+    with pytest.raises(JudgeError, match=r"pip install 'swarmd\[judge-postgres\]'"):
         opened("postgresql://judge@127.0.0.1:1/judge")
 
 
 @pytest.mark.parametrize("address", ["mysql://judge@/judge", "://", "sqlite://"])
 def test_a_file_that_is_not_a_database_is_rejected(address: str) -> None:
-    with pytest.raises(DatabaseUnusable, match="postgresql://user@host/name"):
+    with pytest.raises(JudgeError, match="postgresql://user@host/name"):
         opened(address)
 
 
@@ -332,7 +332,7 @@ def test_a_database_of_another_version_is_rejected(database: str) -> None:
     opened(database).close()
     with closing(Database(database)) as found, found.begin() as db:
         db.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(DatabaseUnusable, match="another version"):
+    with pytest.raises(JudgeError, match="another version"):
         opened(database)
 
 
@@ -425,7 +425,7 @@ def test_a_database_that_cannot_store_every_name_is_rejected(request: pytest.Fix
     with closing(opened(where)) as store:
         evaluate(store, 1, 1.0, model="Sówka 🦦")
         assert the(record_of(store, ALICE)).model == "Sówka 🦦"
-    with pytest.raises(DatabaseUnusable, match=r"(?s)the encoding LATIN1.*ENCODING 'UTF8'"):
+    with pytest.raises(JudgeError, match=r"(?s)the encoding LATIN1.*ENCODING 'UTF8'"):
         opened(where.replace("sql_ascii", "latin1"))
 
 
