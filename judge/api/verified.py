@@ -14,7 +14,7 @@ from judge.errors import TOO_SLOW, Refusal, Refused
 from judge.evaluation.service import JudgeService
 from judge.figures.verification import found
 from judge.store import verifications
-from judge.verified.tier import OFF, UploadQuery, VerifiedTier
+from judge.verified.tier import UploadQuery, VerifiedTier
 from judge.verified.weights_check import MAX_HEADER_BYTES
 
 # Maximum bytes of JSON for the answers.
@@ -114,7 +114,13 @@ async def verification(
 
 def _tier(service: JudgeService) -> VerifiedTier:
     if service.verified is None:
-        raise Refused(OFF)
+        raise Refused(
+            Refusal(
+                404,
+                "this judge evaluates no uploaded weights",
+                "Use another judge; its operator can allow it with --verified-bytes.",
+            )
+        )
     return service.verified
 
 

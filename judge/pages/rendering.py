@@ -59,10 +59,6 @@ def lines(text: str, most: int) -> Markup:
     return Markup("\n") + escape(kept)
 
 
-def iso(at: float) -> str:
-    return strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(at))
-
-
 @cache
 def static(name: str) -> str:
     """Return the URL of a static file with its content hash (cache busting)."""
@@ -84,7 +80,7 @@ def _environment() -> Environment:
         "lines": lines,
         "percent": lambda share: f"{100 * share:.0f} %",
         "number": "{:,.0f}".format,
-        "iso": iso,
+        "iso": lambda at: strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(at)),
         "ago": lambda at, now: ago(now - at),
         "nickname": nickname,
         "words": lambda name: name.replace("_", " ").replace(".", ", level "),

@@ -32,11 +32,6 @@ from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Completion, Task, TaskRef
 
-OFF = Refusal(
-    404,
-    "this judge evaluates no uploaded weights",
-    "Use another judge; its operator can allow it with --verified-bytes.",
-)
 FAILED = "Try the weights with `swarmd chat`; if they answer there, tell the judge's operator."
 
 
