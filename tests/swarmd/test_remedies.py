@@ -141,7 +141,7 @@ def test_every_pause_ends_with_its_cause() -> None:
         (cause,) = PauseConditions(when).check(replace(CALM, **state), NOON)
         assert cause.kind == kind and cause.remedy and cause.ends
         evening = NOON + 9 * 3600
-        assert not PauseConditions(when).check(CALM, evening if kind == "hours" else NOON)
+        assert not [*PauseConditions(when).check(CALM, evening if kind == "hours" else NOON)]
     month = out_of_budget(10, 10, NOON)
     assert month is not None and month.until is not None and out_of_budget(11, 10, NOON) is None, (
         "a raised limit does not end the pause"

@@ -38,14 +38,14 @@ class UseByOthers:
     """Whether other programs use more than `limit`, such as "50 %", or did within the last `QUIET_S`."""
 
     def __init__(self, limit: str) -> None:
-        self.limit = limit  # "": none
+        self._limit = percent(limit) if limit else None
         self._at: float | None = None  # when the share was last above the limit; None: no pause
 
     def too_much(self, share: float | None, now: float) -> bool:
         """Return whether to pause. An unknown share never pauses, and keeps the state as it was."""
-        if not self.limit or share is None:
+        if self._limit is None or share is None:
             return False
-        if share > percent(self.limit):
+        if share > self._limit:
             self._at = now
         elif self._at is not None and not 0 <= now - self._at < QUIET_S:
             self._at = None
@@ -72,13 +72,12 @@ class PauseConditions:
             )
         if self._when.metered == "pause" and facts.metered:
             yield PauseCause("metered", "the network is metered", None, "when it is not metered", OVERRIDE)
-        for kind, what, use, share in (
-            ("load", "machine", self._load, facts.load),
-            ("gpu", "GPU", self._gpu, facts.gpu),
-        ):
-            if use.too_much(share, now):
-                ends = f"after {QUIET_S:.0f} s below {use.limit}"
-                yield PauseCause(kind, f"other programs need the {what}", None, ends, OVERRIDE)
+        if self._load.too_much(facts.load, now):
+            ends = f"after {QUIET_S:.0f} s below {self._when.load}"
+            yield PauseCause("load", "other programs need the machine", None, ends, OVERRIDE)
+        if self._gpu.too_much(facts.gpu, now):
+            ends = f"after {QUIET_S:.0f} s below {self._when.gpu}"
+            yield PauseCause("gpu", "other programs need the GPU", None, ends, OVERRIDE)
         if self._windows and not is_open(self._windows, local):
             opening = next_opening(self._windows, local)
             yield PauseCause(
