@@ -84,7 +84,7 @@ async def verification(
     `after`: the number of questions to skip.
     """
     service = service_of(request)
-    if (row := await service.read(verifications.find, id)) is None:
+    if (kept := await service.read(verifications.find, id)) is None:
         raise Refused(
             Refusal(
                 404,
@@ -92,13 +92,13 @@ async def verification(
                 "The judge keeps a peer's last five uploads; upload the weights again.",
             )
         )
+    row, answers = kept
     document: dict[str, Any] = {
         "schema": 1,
         **verifications.document(row),
         "place": service.verified.place(id) if service.verified else None,
     }
     if row.state == "done":
-        answers = verifications.answers_of(row)
         figures, rest = found(row.answers, answers), answers[after:]
         count = fitting((len(answer.text.encode()) + 200 for answer in rest), PAGE_BYTES)
         document |= {

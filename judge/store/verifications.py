@@ -94,13 +94,11 @@ def _end(db: Connection, upload: Upload, outcome: Mapping[str, Any]) -> None:
     )
 
 
-def find(db: Connection, id: str) -> Row[Any] | None:
-    return db.execute(select(table).where(table.c.id == id)).one_or_none()
-
-
-def answers_of(row: Row[Any]) -> Sequence[VerifiedAnswer]:
-    """Return each question with its greedy answer, of an upload that is done."""
-    return [VerifiedAnswer(*answer) for answer in json.loads(row.found)]
+def find(db: Connection, id: str) -> tuple[Row[Any], Sequence[VerifiedAnswer]] | None:
+    """Return an upload, and each question with its greedy answer if it is done."""
+    if (row := db.execute(select(table).where(table.c.id == id)).one_or_none()) is None:
+        return None
+    return row, [VerifiedAnswer(*answer) for answer in json.loads(row.found or "[]")]
 
 
 def newest(db: Connection, peers: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:

@@ -469,8 +469,8 @@ def test_only_a_peers_latest_uploads_are_kept(database: str) -> None:
                 "alice": f"{10:032x}"
             }
         found = store.run(verifications.find, f"{10:032x}")
-        assert found is not None and verifications.answers_of(found) == [answer]
-        assert (found.correct, found.questions) == (1, 1)
+        assert found is not None and found[1] == [answer]
+        assert (found[0].correct, found[0].questions) == (1, 1)
         assert (
             store.run(judge_store.sequence, PeerId("alice")) == 111
             and store.run(judge_store.sequence, PeerId("bob")) == -1
