@@ -27,7 +27,8 @@ from swarmd.lab.parent_watch import run_program, tell_round
 from swarmd.lab.play import NOTHING, PlayedSwarm, line_of, lines_of
 from swarmd.lab.results import Results, Run
 from swarmd.lab.torch_executor import LOST_EXIT_CODE
-from swarmd.policy.parallel.data_parallel import RankLost, all_gather, join, leave
+from swarmd.policy.parallel.data_parallel import all_gather, join, leave
+from swarmd.policy.parallel.worker import ProcessLost
 from swarmd.protocols import Reward
 from swarmd.tasks.source import Task
 from swarmd.trainer.round import run_round
@@ -126,7 +127,7 @@ def main(folder: str, setting: str, seed: str, rank: str, meeting: str) -> None:
     try:
         join(meeting, int(rank), len(nodes))
         play_rank(results, Run(setting, int(seed)), int(rank))
-    except RankLost as error:
+    except ProcessLost as error:
         print(f"another node's process ended: {error}", file=sys.stderr)
         sys.exit(LOST_EXIT_CODE)
     finally:

@@ -324,7 +324,10 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         fetching = link.TrainerState(NodeState.STARTING, download.words, remedy)
         daemon.tell(loading if download.seconds_left == 0 else fetching)
 
-    policy = _open_policy(config, start.seed, report, daemon.rest)
+    check_workers(config)
+    policy = LanguagePolicy.open(
+        for_trainer(config), start.seed, sharing(config, 0), report=report, rest=daemon.rest
+    )
     daemon.give_back = partial(release_cached, policy.device)
     with closing(policy):
         clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
@@ -355,15 +358,6 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
                 config, start.seed, parts, policy, verifier, daemon, checkpoints, metrics, behind,
                 timetable, saved=behind, progress=progress, workers=workers,
             )  # fmt: skip
-
-
-def _open_policy(
-    config: NodeConfig, seed: int, report: Callable[[Download], None], rest: Callable[[], object]
-) -> LanguagePolicy:
-    if config.workers.processes == 1:
-        return LanguagePolicy.open(config, seed, report=report, rest=rest)
-    check_workers(config)
-    return LanguagePolicy.open(for_trainer(config), seed, sharing(config, 0), report=report, rest=rest)
 
 
 def _asking_well(

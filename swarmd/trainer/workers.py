@@ -68,10 +68,12 @@ def check_workers(config: NodeConfig) -> None:
 
 
 def for_trainer(config: NodeConfig) -> NodeConfig:
-    """Return the configuration of a process that only trains.
+    """Return the configuration of a process that trains, and generates only if there are no generators.
 
-    It answers only the judge's questions, so the built-in engine is enough.
+    Else it answers only the judge's questions, so the built-in engine is enough.
     """
+    if config.workers.processes == 1:
+        return config
     train = config.train.model_copy(update={"importance_cap": importance_cap(config)})
     return config.model_copy(
         update={"generate": config.generate.model_copy(update={"engine": "own"}), "train": train}
@@ -180,7 +182,7 @@ def open_workers(
         enough = (workers.generators + 1) * asked
         flow = QuestionQueue(draw, ROUNDS_AHEAD * asked, max(enough, MAX_STORED) if replay else enough)
         generators = stack.enter_context(
-            Generators(workers.generators, start_generator, flow, lambda: None if replay else asked)
+            Generators(workers.generators, start_generator, flow, None if replay else asked)
         )
         yield WorkerGroup(
             policy.stepping(step),
@@ -190,11 +192,6 @@ def open_workers(
             LagMeter(lambda: policy.version),
             (workers.generators, workers.trainers),
         )
-
-
-def processes_on(place: int, processes: int, devices: int) -> int:
-    """Count the processes on the device of `place`, if all are dealt to the devices round robin."""
-    return len(range(place % devices, processes, devices))
 
 
 def _settled(config: NodeConfig, description: ModelDescription) -> NodeConfig:
@@ -211,6 +208,6 @@ def _settled(config: NodeConfig, description: ModelDescription) -> NodeConfig:
 
 
 def sharing(config: NodeConfig, place: int) -> int:
-    """Count the processes of this run on the device of this place."""
+    """Count the processes of this run on the device of this place: they are dealt to the devices in turn."""
     devices = count_devices() if choose_device(config.model.device).type == "cuda" else 1
-    return processes_on(place, config.workers.processes, devices)
+    return len(range(place % devices, config.workers.processes, devices))

@@ -12,12 +12,12 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,8 @@ from torch import Tensor, nn
 
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import devices_alike
-from swarmd.policy.parallel.generator_pool import WorkerFailed
-from swarmd.policy.parallel.messages import Fatal, Join, Message, Stepped, UpdateShare
-from swarmd.policy.parallel.worker import WorkerProcess
+from swarmd.policy.parallel.messages import Join, Stepped, UpdateShare
+from swarmd.policy.parallel.worker import ProcessLost, WorkerProcess
 from swarmd.policy.training.learner import Learner, Sums
 from swarmd.policy.training.packing import Row, by_prompt, packed_tokens
 from swarmd.types import UpdateReport
@@ -56,14 +55,10 @@ def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
     return shares
 
 
-class RankLost(Exception):
-    """A rank ended while other ranks waited for it."""
-
-
 def join(meeting: str, rank: int, size: int, device: str = "cpu") -> None:
     """Meet the other ranks through a file, over loopback only, and wait for all of them.
 
-    Raises RankLost if a rank does not join.
+    Raises ProcessLost if a rank does not join.
     """
     if interface := next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None):
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
@@ -72,7 +67,7 @@ def join(meeting: str, rank: int, size: int, device: str = "cpu") -> None:
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=JOIN_TIMEOUT)
     except RuntimeError as error:
-        raise RankLost(f"not all trainers joined: {str(error).splitlines()[0]}") from error
+        raise ProcessLost(f"not all trainers joined: {str(error).splitlines()[0]}") from error
     # torch 2.14 made this function public.
     (getattr(c10d, "set_timeout", None) or c10d._set_pg_timeout)(UPDATE_TIMEOUT)
 
@@ -87,7 +82,7 @@ def leave() -> None:
 
 
 def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], bool] = lambda: True) -> None:
-    """Replace this rank's gradients and sums by the totals of all ranks. Raises RankLost if one has ended."""
+    """Replace this rank's gradients and sums by the totals of all ranks. Raises ProcessLost if one ended."""
     names = [f.name for f in fields(sums)]
     total = torch.tensor(
         [float(getattr(sums, name)) for name in names], dtype=torch.float64, device=parameters[0].device
@@ -104,12 +99,12 @@ def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], 
             # NCCL would wait for a dead rank for ever; gloo reports it.
             while tensor.is_cuda and not work.is_completed():
                 if not alive():
-                    raise RankLost("another trainer ended")
+                    raise ProcessLost("another trainer ended")
                 time.sleep(2e-4)
             work.wait()
     except RuntimeError as error:
         # Gloo and NCCL raise this if a connection breaks or exceeds the timeout.
-        raise RankLost(f"the connection to another trainer broke: {str(error).splitlines()[0]}") from error
+        raise ProcessLost(f"the connection to another trainer broke: {str(error).splitlines()[0]}") from error
     for name, value in zip(names, total.tolist(), strict=True):
         setattr(sums, name, type(getattr(sums, name))(value))
 
@@ -122,9 +117,10 @@ def digest(learner: Learner) -> int:
     return check
 
 
-class Trainers:
+class Trainers(ExitStack):
     """The other ranks as seen by rank 0: processes that compute a share of each step.
 
+    The end of a `with` block ends them.
     Pass `step` to `LanguagePolicy.stepping`. If one rank dies, all are ended. The daemon then restarts the
     trainer from its last checkpoint, as after a crash of rank 0.
     """
@@ -137,27 +133,22 @@ class Trainers:
         folder: Path,
         check_every: int = CHECK_EVERY_UPDATES,
     ) -> None:
-        """Prepare to train in `size` ranks, including this process.
+        """Start the other ranks, without waiting for them: `size` ranks, including this process.
 
         start: starts the process of a rank. folder: a private folder for the files that the ranks read.
         """
-        self._size, self._policy, self._start, self._folder = size, policy, start, folder
+        super().__init__()
+        self._size, self._policy, self._folder = size, policy, folder
         # On different kinds of GPU, gradient norms differ by rounding, and so do the weights.
         self._checks, self._check_every = devices_alike(size), check_every
-        self._children: list[WorkerProcess] = []
         # The meeting file is kept until the end, since NCCL's ranks connect only at their first reduction.
         self._meeting = folder / "meeting"
         # The reply that every other rank must give to the last step; None before the first step.
         self._expected: Stepped | None = None
+        self._children = [start(rank) for rank in range(1, size)]
+        self.callback(self._end)
 
-    def __enter__(self) -> Self:
-        """Start the other ranks, without waiting for them."""
-        self._children = [self._start(rank) for rank in range(1, self._size)]
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _end(self) -> None:
         for child in self._children:
             child.kill()
         leave()
@@ -178,7 +169,7 @@ class Trainers:
     def step(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
         """Take `Learner.step`, shared among the ranks.
 
-        Raises RankLost if a rank dies, and WorkerFailed if it reported why.
+        Raises ProcessLost if a rank dies, and WorkerFailed if it reported why.
         """
         try:
             if self._expected is None:
@@ -186,10 +177,10 @@ class Trainers:
             else:
                 self._check_last_step()
             return self._shared(learner, rows)
-        except RankLost:
+        except ProcessLost:
             for child in self._children:
                 child.kill()
-                while _heard(child) is not None:
+                while child.receive() is not None:
                     pass
             raise
 
@@ -204,8 +195,8 @@ class Trainers:
 
     def _check_last_step(self) -> None:
         """Check that each other rank finished the last step with this rank's result."""
-        if any(_heard(child) != self._expected for child in self._children):
-            raise RankLost("another trainer ended between two steps, or its weights differ from rank 0")
+        if any(child.receive() != self._expected for child in self._children):
+            raise ProcessLost("another trainer ended between two steps, or its weights differ from rank 0")
 
     def _meet(self) -> None:
         """Send this rank's state to the other ranks, and wait for them to join."""
@@ -214,27 +205,20 @@ class Trainers:
         try:
             self._policy.save(state)
             for child in self._children:
-                if _heard(child) is None:
-                    raise RankLost("another trainer ended while it was starting")
+                if child.receive() is None:
+                    raise ProcessLost("another trainer ended while it was starting")
             for rank, child in enumerate(self._children, 1):
                 child.send(Join(str(state), meeting, rank, self._size))
             join(meeting, 0, self._size, self._policy.device.type)
             for child in self._children:
                 # The reply means that the rank has joined and loaded its weights.
-                _heard(child)
+                child.receive()
         finally:
             shutil.rmtree(state, ignore_errors=True)
 
 
-def _heard(child: WorkerProcess) -> Message | None:
-    message = child.receive()
-    if isinstance(message, Fatal):
-        raise WorkerFailed(message.message, message.exit_code)
-    return message
-
-
 def all_gather(data: bytes) -> list[bytes]:
-    """Return the bytes of all ranks, in order of rank; waits for all. Raises RankLost.
+    """Return the bytes of all ranks, in order of rank; waits for all. Raises ProcessLost.
 
     The ranks exchange sizes first, then the bytes, padded to the longest. torch's `all_gather_object`
     pickles, and swarmd never unpickles.
@@ -251,5 +235,5 @@ def _all(mine: Tensor) -> list[Tensor]:
         dist.all_gather(everybody, mine)
     except RuntimeError as error:
         # gloo raises this for a broken connection.
-        raise RankLost(str(error).splitlines()[0]) from error
+        raise ProcessLost(str(error).splitlines()[0]) from error
     return everybody

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join
+from swarmd.policy.parallel.data_parallel import combine, digest, join
 from swarmd.policy.parallel.messages import Begin, Join, Stepped, UpdateShare, WorkerReady
-from swarmd.policy.parallel.worker import WorkerLink, run
+from swarmd.policy.parallel.worker import ProcessLost, WorkerLink, run
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def train(begin: Begin, inside: WorkerLink) -> None:
 def main() -> None:
     try:
         run(train)
-    except RankLost as lost:
+    except ProcessLost as lost:
         # Rank 0 loses the connection, too, and ends.
         log.warning("another trainer is lost: %s", lost)
         sys.exit(1)

@@ -31,9 +31,5 @@ def generate(begin: Begin, inside: WorkerLink) -> None:
         )
 
 
-def main() -> None:
-    run(generate)
-
-
 if __name__ == "__main__":
-    main()
+    run(generate)

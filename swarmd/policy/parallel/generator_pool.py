@@ -2,40 +2,19 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
+from contextlib import ExitStack
 
-from swarmd.errors import SwarmdError
-from swarmd.policy.parallel.messages import (
-    Fatal,
-    FinishedAnswers,
-    Message,
-    NewQuestions,
-    Rest,
-    WorkerReady,
-)
+from swarmd.policy.parallel.messages import FinishedAnswers, Message, NewQuestions, Rest, WorkerReady
 from swarmd.policy.parallel.question_queue import QuestionQueue
-from swarmd.policy.parallel.worker import WorkerProcess
+from swarmd.policy.parallel.worker import ProcessLost, WorkerProcess
 from swarmd.types import Generation, Task
 
 
-class WorkerFailed(SwarmdError):
-    """A generator or a further trainer cannot continue, and a restart would not help."""
+class Generators(ExitStack):
+    """Implements `swarmd.protocols.Answers`. The end of a `with` block ends the generators.
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-class GeneratorLost(Exception):
-    """A generator process ended unexpectedly."""
-
-
-class Generators:
-    """Implements `swarmd.protocols.Answers`.
-
-    If one generator dies, all are ended. The daemon then restarts the trainer from its last checkpoint, as
-    after a crash of the trainer itself.
+    Unfinished answers are lost then. If one generator dies, all are ended. The daemon then restarts the
+    trainer from its last checkpoint, as after a crash of the trainer itself.
     """
 
     def __init__(
@@ -43,42 +22,31 @@ class Generators:
         count: int,
         start: Callable[[int], WorkerProcess],
         flow: QuestionQueue,
-        most: Callable[[], int | None],
+        most: int | None,
     ) -> None:
-        """Prepare `count` generators.
+        """Start `count` generators, without waiting for them.
 
         start: starts the generator with this number, counted from 0. flow: the questions and rollouts, with
-        figures for the round's report. most: returns how many rollouts a round takes now; None for all.
+        figures for the round's report. most: how many rollouts a round takes; None for all.
         """
-        self._count, self._start, self.flow, self._most = count, start, flow, most
-        self._children: list[WorkerProcess] = []
-        self._threads: list[threading.Thread] = []
+        super().__init__()
+        self.flow, self._most = flow, most
         self._working: set[int] = set()  # generators that have loaded their model
         self._resting: set[str] = set()  # the reasons why they rest
         self._changed = threading.Condition()
         self._failure: Exception | None = None
-
-    def __enter__(self) -> Self:
-        """Start the generators, without waiting for them."""
-        self._children = [self._start(number) for number in range(self._count)]
+        self._children = [start(number) for number in range(count)]
         for number, child in enumerate(self._children):
-            self._threads.append(threading.Thread(target=self._listen, args=(number, child), daemon=True))
-            self._threads[-1].start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the generators. Unfinished answers are lost."""
-        for child in self._children:
-            child.end()
-        for thread in self._threads:
-            thread.join()
+            listener = threading.Thread(target=self._listen, args=(number, child), daemon=True)
+            listener.start()
+            # In reverse order: the process ends, and then its listener.
+            self.callback(listener.join)
+            self.callback(child.end)
 
     def collect(self) -> Sequence[tuple[Task, Generation]]:
         """Return finished rollouts without waiting, at most as many as a round takes."""
         with self._changed:
-            taken = self.flow.collect(self._most())
+            taken = self.flow.collect(self._most)
             for number in self._working:
                 self._top_up(number)
             return taken
@@ -86,7 +54,7 @@ class Generators:
     def wait(self, rollouts: int, seconds: float) -> bool:
         """Wait until `rollouts` are finished. Returns False if `seconds` pass first.
 
-        Raises GeneratorLost if a generator died, and WorkerFailed if it reported why.
+        Raises ProcessLost if a generator died, and WorkerFailed if it reported why.
         """
         with self._changed:
             there = self._changed.wait_for(lambda: self.flow.finished >= rollouts or self._failure, seconds)
@@ -121,7 +89,7 @@ class Generators:
         try:
             while (message := child.receive()) is not None:
                 self._handle(number, message)
-            failure = GeneratorLost(
+            failure = ProcessLost(
                 f"generator {number} ended ({child.end()}). If memory is short, lower workers.generators"
                 " or choose a smaller model"
             )
@@ -141,8 +109,6 @@ class Generators:
                 case FinishedAnswers(answers):
                     self.flow.answered(number, answers)
                     self._changed.notify_all()
-                case Fatal(text, exit_code):
-                    raise WorkerFailed(text, exit_code)
             self._top_up(number)
 
     def _top_up(self, number: int) -> None:

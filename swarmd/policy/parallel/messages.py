@@ -1,21 +1,14 @@
-"""Messages between the trainer and its workers: length-prefixed msgpack over a socket pair, one type each.
+"""Messages between the trainer and its workers, one type each; `worker.Channel` transfers them.
 
 A worker is a process with its own copy of the model: a generator answers questions, a further trainer
 computes a share of each update. End of file means that the other end has ended. A worker then exits at once;
 it holds nothing that must be saved.
 """
 
-import contextlib
-import socket
-import struct
-import threading
-
 import msgspec
 
 from swarmd.policy.training.packing import Row
 from swarmd.types import Generation
-
-_HEADER = struct.Struct(">I")
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -87,36 +80,3 @@ class Fatal(_Message, frozen=True):
 
 
 Message = Begin | NewQuestions | Rest | Join | UpdateShare | WorkerReady | FinishedAnswers | Stepped | Fatal
-
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-
-
-class Channel:
-    """One end of a socket pair. Any thread may send messages; one thread receives them."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket, self._incoming, self._sending = sock, sock.makefile("rb"), threading.Lock()
-
-    def send(self, message: Message) -> None:
-        """Send a message. Errors are ignored; if the other end is closed, `receive` returns None."""
-        payload = msgspec.msgpack.encode(message)
-        with contextlib.suppress(OSError), self._sending:
-            self._socket.sendall(_HEADER.pack(len(payload)) + payload)
-
-    def receive(self) -> Message | None:
-        """Receive the next message; return None once either end is closed."""
-        try:
-            (length,) = _HEADER.unpack(self._incoming.read(_HEADER.size))
-            payload = self._incoming.read(length)
-        except (OSError, ValueError, struct.error):
-            # The connection broke, was closed here, or ended within a header.
-            return None
-        return _decoder.decode(payload) if len(payload) == length else None
-
-    def close(self) -> None:
-        """Close the channel and wake a pending `receive`, here and at the other end."""
-        with contextlib.suppress(OSError):
-            # Raised if the other end has already closed.
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._incoming.close()
-        self._socket.close()

@@ -3,23 +3,73 @@
 Inside, a thread reads the trainer's messages, and the process exits when the trainer has ended.
 """
 
+import contextlib
 import logging
 import os
 import queue
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from swarmd.errors import SwarmdError
-from swarmd.policy.parallel.messages import Begin, Channel, Fatal, Message, NewQuestions, Rest
+from swarmd.policy.parallel.messages import Begin, Fatal, Message, NewQuestions, Rest
 from swarmd.state.logs import set_up_logging
 from swarmd.system.exits import EXIT_TIMEOUT_S, exit_words
 
+_HEADER = struct.Struct(">I")
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
-class WorkerProcess:
-    """Runs `python -m MODULE FD`.
+
+class WorkerFailed(SwarmdError):
+    """A generator or a further trainer cannot continue, and a restart would not help."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class ProcessLost(Exception):
+    """A generator or a trainer ended unexpectedly."""
+
+
+class Channel:
+    """One end of a socket pair. Any thread may send messages; one thread receives them."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._incoming, self._sending = sock, sock.makefile("rb"), threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Send a message. Errors are ignored; if the other end is closed, `receive` returns None."""
+        payload = msgspec.msgpack.encode(message)
+        with contextlib.suppress(OSError), self._sending:
+            self._socket.sendall(_HEADER.pack(len(payload)) + payload)
+
+    def receive(self) -> Message | None:
+        """Receive the next message; return None once either end is closed."""
+        try:
+            (length,) = _HEADER.unpack(self._incoming.read(_HEADER.size))
+            payload = self._incoming.read(length)
+        except (OSError, ValueError, struct.error):
+            # The connection broke, was closed here, or ended within a header.
+            return None
+        return _decoder.decode(payload) if len(payload) == length else None
+
+    def close(self) -> None:
+        """Close the channel and wake a pending `receive`, here and at the other end."""
+        with contextlib.suppress(OSError):
+            # Raised if the other end has already closed.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._incoming.close()
+        self._socket.close()
+
+
+class WorkerProcess(Channel):
+    """Runs `python -m MODULE FD`, and is this process's end of the channel to it.
 
     The process exits when the socket to this process closes, so it never outlives this process.
     """
@@ -38,9 +88,7 @@ class WorkerProcess:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment},
             )
-        self._channel = Channel(ours)
-        # `receive` returns None after the process has ended.
-        self.send, self.receive = self._channel.send, self._channel.receive
+        super().__init__(ours)
         self.pid, self.kill = self._process.pid, self._process.kill
         self.send(begin)
 
@@ -48,12 +96,22 @@ class WorkerProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def receive(self) -> Message | None:
+        """Return the next message; None after the process has ended.
+
+        Raises WorkerFailed if the process reports that it cannot continue.
+        """
+        message = super().receive()
+        if isinstance(message, Fatal):
+            raise WorkerFailed(message.message, message.exit_code)
+        return message
+
     def end(self, seconds: float = EXIT_TIMEOUT_S) -> str:
         """Close the connection, which makes the process exit, and kill it if it does not.
 
         Returns a description of how the process ended.
         """
-        self._channel.close()
+        self.close()
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -65,13 +123,11 @@ class WorkerProcess:
 log = logging.getLogger(__name__)
 
 
-class WorkerLink:
-    """The worker's end of the connection. `messages` queues all but Rest, which takes effect at once."""
+class WorkerLink(Channel):
+    """The worker's end of the channel. `messages` queues all but Rest, which takes effect at once."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        # Errors of `send` are ignored: if the trainer has ended, `_hear` notices it and exits.
-        self.send = channel.send
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._may_work = threading.Event()
         self._may_work.set()
@@ -93,7 +149,7 @@ class WorkerLink:
         return found[:most]
 
     def _hear(self) -> None:
-        while (message := self._channel.receive()) is not None:
+        while (message := self.receive()) is not None:
             match message:
                 case Rest(resting):
                     (self._may_work.clear if resting else self._may_work.set)()
@@ -107,7 +163,7 @@ def run(work: Callable[[Begin, WorkerLink], None]) -> None:
     """Run `work` as a worker process, with logging and a link to the trainer, to which errors are sent."""
     # The worker shares the trainer's standard error, which goes to trainer.log.
     set_up_logging(None, stderr=True)
-    inside = WorkerLink(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    inside = WorkerLink(socket.socket(fileno=int(sys.argv[1])))
     begin = inside.messages.get()
     assert isinstance(begin, Begin)
     try:

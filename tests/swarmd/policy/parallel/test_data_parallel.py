@@ -16,9 +16,9 @@ from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import environment
 from swarmd.policy.parallel import data_parallel
-from swarmd.policy.parallel.data_parallel import RankLost, Trainers, combine, deal
+from swarmd.policy.parallel.data_parallel import Trainers, combine, deal
 from swarmd.policy.parallel.messages import Begin, UpdateShare, WorkerReady
-from swarmd.policy.parallel.worker import WorkerProcess
+from swarmd.policy.parallel.worker import ProcessLost, WorkerProcess
 from swarmd.policy.training.learner import Sums
 from swarmd.policy.training.packing import Row, packed_tokens
 from swarmd.types import Scored, UpdateReport
@@ -89,7 +89,7 @@ def test_weights_are_compared_only_on_gpus_of_the_same_kind(
     monkeypatch.setattr(torch.cuda, "get_device_name", ["RTX 3060", other].__getitem__)
     learner: Any = SimpleNamespace(updates=0, weights={}, step=lambda *_: UpdateReport())
     trainers = Trainers(2, learner, lambda _: SimpleNamespace(send=said.append), tmp_path, check_every=1)  # type: ignore[arg-type,return-value]
-    trainers.__enter__()._shared(learner, [row(1, 3), row(2, 3)])
+    trainers._shared(learner, [row(1, 3), row(2, 3)])
     assert [share.check for share in said] == [alike]
 
 
@@ -170,7 +170,7 @@ def test_two_trainers_make_the_same_steps_as_one_until_a_rank_is_lost(
             policy = policy.stepping(trainers.step)
             policy.update(batch)
             os.kill(trainers.pids[0], signal.SIGKILL)
-            with pytest.raises(RankLost):
+            with pytest.raises(ProcessLost):
                 policy.update(batch)
         assert list(tmp_path.iterdir()) == []
 
@@ -194,7 +194,7 @@ def test_two_trainers_make_the_same_steps_as_one_until_a_rank_is_lost(
         next(iter(shared.trained.values())).data.mul_(1.01)
         first, second = batches(alone, 2)
         shared.update(first)
-        with pytest.raises(RankLost, match="its weights differ from rank 0"):
+        with pytest.raises(ProcessLost, match="its weights differ from rank 0"):
             shared.update(second)
     monkeypatch.setattr(data_parallel.c10d._world, "group_count", 0)
     lost(alone, first)

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.parallel.generator_pool import GeneratorLost, Generators, WorkerFailed
+from swarmd.policy.parallel.generator_pool import Generators
 from swarmd.policy.parallel.messages import Begin
 from swarmd.policy.parallel.question_queue import MAX_PASSED_OVER, QuestionQueue
-from swarmd.policy.parallel.worker import WorkerProcess
+from swarmd.policy.parallel.worker import ProcessLost, WorkerFailed, WorkerProcess
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.trainer.workers import check_workers, open_workers, processes_on
+from swarmd.trainer import workers
+from swarmd.trainer.workers import check_workers, open_workers, sharing
 from swarmd.types import Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens
 from tests import ROOT
 from tests.doubles import TIMEOUT_S
@@ -98,7 +100,7 @@ def test_a_generator_that_fails_ends_the_run_with_its_reason(flow: QuestionQueue
             1,
             lambda _: WorkerProcess("swarmd.policy.parallel.generator", begin, {}),
             flow,
-            lambda: None,
+            None,
         ) as working,
         pytest.raises(WorkerFailed, match="/no/such/model") as failure,
     ):
@@ -111,8 +113,8 @@ def test_a_generator_that_dies_ends_the_run(flow: QuestionQueue, tmp_path: Path)
     begin = Begin("", 1, str(tmp_path), 1)
     no_worker = "swarmd.policy.parallel.messages"  # a module that ends at once
     with (
-        Generators(1, lambda _: WorkerProcess(no_worker, begin, {}), flow, lambda: None) as working,
-        pytest.raises(GeneratorLost, match=r"generator 0 ended \(exit 0\)"),
+        Generators(1, lambda _: WorkerProcess(no_worker, begin, {}), flow, None) as working,
+        pytest.raises(ProcessLost, match=r"generator 0 ended \(exit 0\)"),
     ):
         working.wait(1, TIMEOUT_S)
 
@@ -130,7 +132,7 @@ def test_errors_while_drawing_questions_are_raised_in_the_loop(
         return WorkerProcess("tests.swarmd.policy.parallel.ready", Begin("", 1, str(tmp_path), 1), {})
 
     with (
-        Generators(1, start, QuestionQueue(draw, 2, 4), lambda: None) as working,
+        Generators(1, start, QuestionQueue(draw, 2, 4), None) as working,
         pytest.raises(ZeroDivisionError),
     ):
         working.wait(1, TIMEOUT_S)
@@ -151,9 +153,14 @@ def test_a_container_gets_no_more_processes_than_its_cpu_quota_allows(
         check_workers(config(workers={"generators": 4, "trainers": 1}))
 
 
-def test_processes_are_assigned_to_devices_in_turn() -> None:
-    assert [processes_on(place, 5, 2) for place in range(5)] == [3, 2, 3, 2, 3]
-    assert [processes_on(place, 2, 8) for place in range(2)] == [1, 1]
+def test_processes_are_assigned_to_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(workers, "count_devices", lambda: 2)
+    settings = config(workers={"generators": 4})
+    assert [sharing(settings, place) for place in range(5)] == [3, 2, 3, 2, 3]
+    monkeypatch.setattr(workers, "count_devices", lambda: 8)
+    assert [sharing(config(workers={"trainers": 2}), place) for place in range(3)] == [1, 1, 1]
+    assert sharing(config(), 0) == 1
 
 
 def queue_of(ahead: int = 4, enough: int = 100) -> QuestionQueue:
