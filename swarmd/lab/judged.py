@@ -70,13 +70,10 @@ class JudgedSwarm(PlayedSwarm):
         one.
         """
         judge, policy = self._judges[place], self.policies[place]
-        outcome = await judge.ask(self._trained[place], self._models[place])
-        if not isinstance(outcome, Trouble):
-            graded = await judge.answer(outcome, policy.answer(outcome.text))
-            if not isinstance(graded, Trouble):
-                return
-            outcome = graded
-        raise LabFailed(f"{outcome.cause}. Read judge.log in the results folder, then use --resume.")
+        found = await judge.ask(self._trained[place], self._models[place])
+        graded = found if isinstance(found, Trouble) else await judge.answer(found, policy.answer(found.text))
+        if isinstance(graded, Trouble):
+            raise LabFailed(f"{graded.cause}. Read judge.log in the results folder, then use --resume.")
 
 
 @contextmanager

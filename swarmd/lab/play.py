@@ -29,7 +29,7 @@ from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.exchange.virtual import VirtualNode
 from swarmd.lab.experiment import BadExperiment, Evaluation, Experiment, Hostile, Setting
 from swarmd.lab.parent_watch import run_program, tell_round
-from swarmd.lab.results import Results, Run
+from swarmd.lab.results import MEMORY, Results, Run
 from swarmd.lab.surroundings import MARK, HostilePeer, absences
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
@@ -258,7 +258,7 @@ def lines_of(
 
 def play(
     results: Results, run: Run, told: Callable[[int], None],
-    made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
+    made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm, engine: str = MEMORY,
 ) -> None:  # fmt: skip
     """Play a run and write its file. Raises BadResults if it is not comparable with the folder's other runs.
 
@@ -266,7 +266,7 @@ def play(
     """
     experiment = results.experiment
     # Own tasks, rewards and strategies may have been changed since the earlier runs were played.
-    results.resume(experiment)
+    results.resume(experiment, engine)
     with results.writing(run) as append:
         for line in lines_of(experiment, experiment.setting(run.setting), run.seed, made):
             append(line)

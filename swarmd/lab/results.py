@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -273,12 +274,8 @@ def export(results: Results, to: Path) -> int:
 
     Raises BadResults if no run is finished, a file is damaged or `to` cannot be written.
     """
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ModuleNotFoundError:
-        raise BadResults(
-            f"Parquet needs a package that is not installed. Run `{command_for('research')}`."
-        ) from None
+    if find_spec("pyarrow") is None:
+        raise BadResults(f"Parquet needs a package that is not installed. Run `{command_for('research')}`.")
     finished = [run for run in results.runs if run not in results.missing]
     if not finished:
         raise BadResults(f"{results.folder}: no run is finished. `swarmd lab run … --resume` goes on.")

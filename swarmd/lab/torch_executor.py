@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,14 +27,13 @@ async def _play(command: Sequence[str], nodes: int, meeting: str) -> dict[int, t
     failed: dict[int, tuple[int, str]] = {}
 
     async def run_rank(rank: int, nursery: trio.Nursery) -> None:
-        start = partial(
-            trio.run_process,  # ends the process if this task is cancelled
+        # The process ends if this task is cancelled.
+        done = await trio.run_process(
             [*command, str(rank), meeting],
             stdout=None if rank == 0 else subprocess.DEVNULL,
             capture_stderr=True,
             check=False,
         )
-        done = await start()
         if done.returncode:
             failed[rank] = done.returncode, done.stderr[-LAST_CHARACTERS:].decode(errors="replace").strip()
             if done.returncode != LOST_EXIT_CODE:

@@ -11,8 +11,8 @@ number of each finished round.
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from p2p.types import PeerId
 from swarmd.exchange.virtual import VirtualNode
 from swarmd.lab.experiment import Evaluation, Setting
 from swarmd.lab.parent_watch import run_program, tell_round
-from swarmd.lab.play import NOTHING, PlayedSwarm, line_of, lines_of
+from swarmd.lab.play import NOTHING, PlayedSwarm, line_of, lines_of, play
 from swarmd.lab.results import Results, Run
 from swarmd.lab.torch_executor import LOST_EXIT_CODE
 from swarmd.policy.parallel.data_parallel import all_gather, join, leave
@@ -108,25 +108,16 @@ class RankedSwarm(PlayedSwarm):
                 self._network.inject(frame, self.ids[place])
 
 
-def play_rank(results: Results, run: Run, rank: int) -> None:
-    experiment = results.experiment
-    with ExitStack() as stack:
-        append = stack.enter_context(results.writing(run)) if rank == 0 else None
-        for line in lines_of(
-            experiment, experiment.setting(run.setting), run.seed, made=partial(RankedSwarm, rank=rank)
-        ):
-            if append:
-                append(line)
-                tell_round(line["round"])
-
-
-def main(folder: str, setting: str, seed: str, rank: str, meeting: str) -> None:
+def main(folder: str, name: str, seed: str, rank: str, meeting: str) -> None:
     results = Results.open(Path(folder))
-    results.resume(results.experiment, "torch")
-    nodes = results.experiment.setting(setting).nodes
+    setting, made = results.experiment.setting(name), partial(RankedSwarm, rank=int(rank))
     try:
-        join(meeting, int(rank), len(nodes))
-        play_rank(results, Run(setting, int(seed)), int(rank))
+        join(meeting, int(rank), len(setting.nodes))
+        if rank == "0":
+            play(results, Run(name, int(seed)), tell_round, made, engine="torch")
+        else:
+            # All ranks compute the same lines, and rank 0 writes them.
+            deque(lines_of(results.experiment, setting, int(seed), made), maxlen=0)
     except ProcessLost as error:
         print(f"another node's process ended: {error}", file=sys.stderr)
         sys.exit(LOST_EXIT_CODE)
