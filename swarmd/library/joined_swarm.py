@@ -21,11 +21,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import trio
 from msgspec import to_builtins
@@ -78,13 +78,6 @@ class ScoredGroup:
     rewards: tuple[float, ...]  # from 0 to 1, one per completion
     advantages: tuple[float, ...]  # of GRPO, weighed by `[sharing] weigh`
     author: str  # peer id
-
-
-class _Given(NamedTuple):
-    """Answers that the program shared and that are not scored yet."""
-
-    task: Task
-    completions: tuple[Completion, ...]
 
 
 class Questions:
@@ -150,14 +143,17 @@ def join(
     """
     rank = int(os.environ.get("RANK") or 0) if int(os.environ.get("WORLD_SIZE") or 1) > 1 else 0
     accepted = read_invitation(invitation) if invitation else None
-    flags: dict[str, object] = {"swarm": name, "curriculum": curriculum, "bootstrap": tuple(bootstrap)}
-    flags |= {"listen": tuple(listen), "external": external, "seed": seed}
-    wanted = {} if completions is None else {"SWARMD_ROUND_COMPLETIONS": str(completions)}
+    flags = {
+        "swarm": name,
+        "curriculum": curriculum,
+        "bootstrap": tuple(bootstrap),
+        "listen": tuple(listen),
+        "external": external,
+        "round.completions": completions,
+        "seed": seed,
+    }
     settings = resolve(
-        None if config is None else Path(config),
-        os.environ | wanted,
-        flags,
-        accepted.settings() if accepted else {},
+        None if config is None else Path(config), os.environ, flags, accepted.settings() if accepted else {}
     ).config
     if accepted:
         require_same_swarm(accepted, curriculum_of(settings))
@@ -167,7 +163,9 @@ def join(
     return JoinedSwarm(settings, StateFolder.open(place), author).open()
 
 
-class JoinedSwarm:
+class JoinedSwarm(
+    AbstractContextManager["JoinedSwarm", None], AbstractAsyncContextManager["JoinedSwarm", None]
+):
     """A swarm that this program has joined, by `swarmd.join`, until the end of a `with` or of the program.
 
     Thread-safe. In a forked child it draws and scores, but only the parent shares and collects.
@@ -198,7 +196,8 @@ class JoinedSwarm:
         self.tasks = Questions(open_tasks(curriculum, self._verifier, config.tasks.specialties), rng)
         self._changed, self._pid, self._forked = threading.Condition(), os.getpid(), 0
         self._closed, self._round, self._collected = False, 1, 0
-        self._given: deque[_Given] = deque(maxlen=MAX_HELD)
+        # Answers that the program shared and that are not scored yet.
+        self._given: deque[tuple[Task, tuple[Completion, ...]]] = deque(maxlen=MAX_HELD)
         self._scorer = threading.Thread(target=self._score_all, name="swarmd-scorer", daemon=True)
         self._network: Network | None = None
         if state is None:
@@ -262,13 +261,16 @@ class JoinedSwarm:
         """
         if (answers := _completions(completions)[: wire.MAX_COMPLETIONS]) and self.joined:
             with self._changed:
-                self._given.append(_Given(task, answers))
+                self._given.append((task, answers))
                 self._changed.notify_all()
 
     def share_judged(self, task: Task, answers: Sequence[Judged]) -> bool:
         """Share answers that `judge` has scored. Returns False if no node could learn from them."""
-        given = _Given(task, tuple(answer.completion for answer in answers))
-        scored = self._scored(given, tuple(answer.score.reward for answer in answers))
+        scored = self._scored(
+            task,
+            tuple(answer.completion for answer in answers),
+            tuple(answer.score.reward for answer in answers),
+        )
         self.tasks.source.staircase.saw([scored])
         return self._offer(scored)
 
@@ -329,20 +331,10 @@ class JoinedSwarm:
                 self._state.close()
         self._verifier.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await _in_thread(self.close)
 
     def __reduce__(self) -> Any:
@@ -402,10 +394,10 @@ class JoinedSwarm:
                 log.exception("answers could not be scored")
                 self._talk(f"answers could not be scored: {error}")
 
-    def _score(self, given: Sequence[_Given]) -> None:
+    def _score(self, given: Sequence[tuple[Task, tuple[Completion, ...]]]) -> None:
         """Score the program's answers and the received rollouts; share the former, and fill the pool."""
-        rewards = self._verifier.score([(g.task.ref, g.completions) for g in given]) if given else []
-        local = [self._scored(g, r) for g, r in zip(given, rewards, strict=True)]
+        rewards = self._verifier.score([(task.ref, texts) for task, texts in given]) if given else []
+        local = [self._scored(*answers, r) for answers, r in zip(given, rewards, strict=True)]
         self.tasks.source.staircase.saw(local)
         for scored in local:
             self._offer(scored)
@@ -415,18 +407,12 @@ class JoinedSwarm:
             take_in(self._round, self._parts, local, theirs)
             self._changed.notify_all()
 
-    def _scored(self, given: _Given, rewards: tuple[float, ...]) -> Scored:
-        return Scored(
-            Rollout(given.task.ref, given.completions, self._parts.me),
-            given.task.question,
-            rewards,
-            self._round,
-        )
+    def _scored(self, task: Task, completions: tuple[Completion, ...], rewards: tuple[float, ...]) -> Scored:
+        return Scored(Rollout(task.ref, completions, self._parts.me), task.question, rewards, self._round)
 
     def _offer(self, scored: Scored) -> bool:
-        chosen = self._network is not None and self._share(scored)
-        if chosen and self._network is not None:
-            self._network.share([scored.rollout], scored.round)
+        if chosen := self._share(scored):
+            self._parts.swarm.share([scored.rollout], scored.round)
         return chosen
 
 
