@@ -4,6 +4,7 @@ The joined swarm is written to the state folder, so the next `swarmd join` needs
 """
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -27,7 +28,7 @@ from swarmd.cli.options import (
 from swarmd.cli.service import go_to_background, installed_for
 from swarmd.cli.settings import configured, joined
 from swarmd.errors import ConfigError, NotRunning
-from swarmd.state.folder import LOCK_FILE, Leaving, StateFolder, in_use, leaving
+from swarmd.state.folder import LOCK_FILE, StateFolder, in_use, leaving, remove
 from swarmd.terminal import ended_by_signals, hang_up, printable, shows_pages, tell
 
 if TYPE_CHECKING:
@@ -299,9 +300,8 @@ def leave(
     if (file := installed_for(folder)) is not None:
         # The service would start the node again, in the default swarm.
         raise ConfigError(f"{file} starts the node again. Run `swarmd service uninstall` first.")
-    plan = leaving(folder, everything=everything)
     if not yes:
-        _show_leaving(plan, running=in_use(folder))
+        _show_leaving(folder, *leaving(folder, everything=everything), running=in_use(folder))
         confirm("Leave?")
     elif in_use(folder):
         tell("the node stops: it finishes its round and saves")
@@ -309,28 +309,26 @@ def leave(
         ask(folder, "stop", dict)
         control.wait_until_gone(folder, 660.0)
     with StateFolder.open(folder):
-        plan = leaving(folder, everything=everything)
-        plan.carry_out()
+        removed, stays = leaving(folder, everything=everything)
+        remove(folder, removed)
     document = {
         "schema": 1,
-        "removed": [path.name for path in plan.removed],
-        "stays": [path.name for path in plan.stays],
+        "removed": [path.name for path in removed],
+        "stays": [path.name for path in stays],
     }
-    answer(
-        document, f"{folder}: removed {_names(plan.removed)}\nYou left the swarm.", as_json, people=sys.stderr
-    )
+    answer(document, f"{folder}: removed {_names(removed)}\nYou left the swarm.", as_json, people=sys.stderr)
 
 
-def _show_leaving(plan: Leaving, *, running: bool) -> None:
+def _show_leaving(folder: Path, removed: "Sequence[Path]", stays: "Sequence[Path]", *, running: bool) -> None:
     lines = [
         *(["the node would stop: it finishes its round and saves"] if running else []),
-        f"in {plan.folder}",
-        f"would be removed: {_names(plan.removed)}",
-        f"would stay: {_names(plan.stays)}",
+        f"in {folder}",
+        f"would be removed: {_names(removed)}",
+        f"would stay: {_names(stays)}",
         "downloaded models stay in the hub's cache (`hf cache ls`), converted GGUF files in"
         " swarmd-gguf next to it, settings in `swarmd config path`",
     ]
-    if any(path.name == "identity.key" for path in plan.removed):
+    if any(path.name == "identity.key" for path in removed):
         lines.append("the node's identity is lost with its key: copy identity.key first, if you want it back")
     tell("\n".join(lines))
 

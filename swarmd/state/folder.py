@@ -10,7 +10,6 @@ import shutil
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, Final
@@ -225,39 +224,32 @@ OF_THE_NODE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    folder: Path
-    removed: Sequence[Path]
-    stays: Sequence[Path]
-
-    def carry_out(self) -> None:
-        """Remove the files.
-
-        Raises CannotRecord if a file cannot be removed.
-        """
-        for path in self.removed:
-            try:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
-            except OSError as error:
-                raise CannotRecord(
-                    f"{path}: cannot be removed: {error.strerror or error}. Remove it by hand."
-                ) from None
-        with contextlib.suppress(OSError):
-            # Other files are in the folder, or it is a mount point.
-            self.folder.rmdir()
-
-
-def leaving(folder: Path, *, everything: bool) -> Leaving:
-    """Plan which files of the state folder `swarmd leave` removes and which stay.
+def leaving(folder: Path, *, everything: bool) -> tuple[Sequence[Path], Sequence[Path]]:
+    """Return which files of the state folder `swarmd leave` removes, and which stay.
 
     everything: also the key, the checkpoints, the figures and the logs. Files set aside (`….old`) go with
         them.
     """
     patterns = (*OF_THE_SWARM, *OF_THE_NODE) if everything else OF_THE_SWARM
-    found = sorted({path for pattern in patterns for path in folder.glob(pattern)})
-    stays = sorted(path for path in folder.iterdir() if path not in found) if folder.is_dir() else []
-    return Leaving(folder, found, stays)
+    found = {path for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(found), sorted(set(folder.iterdir()) - found) if folder.is_dir() else []
+
+
+def remove(folder: Path, files: Sequence[Path]) -> None:
+    """Remove these files of the folder, and the folder if it is empty then.
+
+    Raises CannotRecord if a file cannot be removed.
+    """
+    for path in files:
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CannotRecord(
+                f"{path}: cannot be removed: {error.strerror or error}. Remove it by hand."
+            ) from None
+    with contextlib.suppress(OSError):
+        # Other files are in the folder, or it is a mount point.
+        folder.rmdir()
