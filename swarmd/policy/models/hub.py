@@ -61,16 +61,17 @@ def find_local(name: str) -> Place | None:
                 " swarmd again."
             )
         return Place(name, TINY[name])
-    path, there = _folder(name)
+    # `os.path` does not raise for a path that is too long, or for "~" with an unknown user.
+    path = Path(os.path.expanduser(name))  # noqa: PTH111
     if (file := gguf.file_of(path)) is not None:
         return Place(str(file.resolve()), gguf.folder_for(file), gguf=file)
-    if there:
+    if os.path.isdir(path):  # noqa: PTH112
         if not (path / "config.json").exists():
             raise model_folder.no_model(path, f"the folder {path}", "config.json")
         return Place(str(path.resolve()), path)
     if name.lower().endswith(".gguf"):
         raise model_folder.gguf(shown(name))
-    if os.path.isfile(path):  # noqa: PTH113  `Path.is_file` raises for a name that is too long
+    if os.path.isfile(path):  # noqa: PTH113
         raise NoModel(f"{path} is a file. Give a GGUF file, or the folder that holds the model's files.")
     if name.startswith((".", "/", "~")):
         raise NoModel(f"there is no folder {path}. {_choices()}")
@@ -89,17 +90,8 @@ def is_folder(name: str) -> bool:
 
     A path does, even if it does not exist.
     """
-    path, there = _folder(name)
-    return name not in TINY and (
-        name.startswith((".", "/", "~")) or there or os.path.isfile(path)  # noqa: PTH113  as above
-    )
-
-
-def _folder(name: str) -> tuple[Path, bool]:
-    """Return the path that a model's name may mean, and whether it is a folder."""
-    # `os.path` does not raise for a path that is too long, or for "~" with an unknown user.
-    path = os.path.expanduser(name)  # noqa: PTH111
-    return Path(path), os.path.isdir(path)  # noqa: PTH112
+    # As in `find_local`; a path with "~" counts in any case.
+    return name not in TINY and (name.startswith((".", "/", "~")) or os.path.exists(name))  # noqa: PTH110
 
 
 def locate(name: str, revision: str | None) -> Place:
