@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -25,9 +25,6 @@ from swarmd.policy.models.files.progress import Download
 from swarmd.policy.models.fit import FittedModel, fit
 from swarmd.policy.models.lora import NF4, adapted_linear, pack_bases
 from swarmd.policy.models.memory_plan import Workload
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 ORDINARY_WORK: Final = Workload()
 
@@ -151,8 +148,8 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
 _BY_KERNELS: Final = MappingProxyType({"falcon_h1": ["out_proj"], "nemotron_h": ["out_proj"]})
 
 
-def lora_config(rank: int, network: nn.Module) -> "LoraConfig":
-    """Return LoRA settings for every linear layer except the head (arXiv 2106.09685), with alpha = 2 r.
+def lora_config(rank: int, network: nn.Module) -> Any:
+    """Return peft's LoraConfig for every linear layer except the head (arXiv 2106.09685), with alpha = 2 r.
 
     Adapter weights are float32, independent of the base's dtype.
     """
@@ -187,7 +184,7 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
     return adapted
 
 
-def in_peft(network: nn.Module, config: "LoraConfig") -> Any:
+def in_peft(network: nn.Module, config: Any) -> Any:
     """Wrap a network with an adapter as a peft model."""
     from peft import get_peft_model
 

@@ -12,7 +12,7 @@ in the model from the start, and equal for all users.
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +20,6 @@ from torch import Tensor, nn
 
 from swarmd.errors import NoModel
 from swarmd.policy.models.device import gives_float32, require_bitsandbytes
-
-if TYPE_CHECKING:
-    from bitsandbytes.functional import QuantState
-    from peft.tuners.lora import Linear as LoraLinear
 
 NF4: Final = "nf4"  # `model.dtype`
 
@@ -99,8 +95,8 @@ def joined_factors(layers: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
     return torch.cat([a for a, _ in each]), torch.block_diag(*(b for _, b in each))  # type: ignore[no-untyped-call]
 
 
-def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":
-    """Return the adapted layers and their names.
+def lora_layers(network: nn.Module) -> list[tuple[str, Any]]:
+    """Return the adapted layers, of peft's class, and their names.
 
     peft is not imported for this, as its import is slow: if it was never imported, no layer is adapted.
     """
@@ -112,7 +108,7 @@ def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":
 
 
 @torch.no_grad()
-def folded(layer: "LoraLinear") -> Tensor:
+def folded(layer: Any) -> Tensor:
     """Return W + s B A of an adapted layer, in float32."""
     delta = sum(layer.get_delta_weight(name).float() for name in layer.active_adapters)
     return torch.add(layer.get_base_layer().weight.float(), delta)
@@ -193,14 +189,15 @@ def round_to_four_bits(network: nn.Module) -> None:
             layer.weight.copy_(_unpacked(*_packed(layer.weight)))
 
 
-def _packed(weight: Tensor) -> "tuple[Tensor, QuantState]":
+def _packed(weight: Tensor) -> tuple[Tensor, Any]:
+    """Return a weight in 4 bits, and bitsandbytes' state for unpacking it."""
     from bitsandbytes.functional import quantize_4bit
 
     packed, state = quantize_4bit(weight.contiguous(), quant_type=NF4, compress_statistics=True)
     return packed, state
 
 
-def _unpacked(packed: Tensor, state: "QuantState") -> Tensor:
+def _unpacked(packed: Tensor, state: Any) -> Tensor:
     from bitsandbytes.functional import dequantize_4bit
 
     weight: Tensor = dequantize_4bit(packed, state)
