@@ -24,8 +24,7 @@ from typer.main import get_command
 
 from swarmd.cli.options import AsJson
 from swarmd.daemon.local_api.status_words import many
-from swarmd.errors import SwarmdError
-from swarmd.lab.figures import NoMatplotlib
+from swarmd.errors import ConfigError, SwarmdError
 from swarmd.lab.local_judge import local_judge
 from swarmd.lab.parent_watch import LabFailed
 from swarmd.terminal import explained
@@ -137,7 +136,7 @@ def demo(
     try:
         reward_figure(stories, title).savefig(figure, dpi=120)
         figures.append(str(figure))
-    except (NoMatplotlib, OSError) as error:
+    except (ConfigError, OSError) as error:
         talk.print(f"No picture was drawn. {error}")
     if as_json:
         document = {

@@ -27,7 +27,6 @@ app = typer.Typer(
 # Seconds between two progress lines on a terminal, and in a file or pipe.
 REDRAW_S = 0.5
 REDRAW_ELSEWHERE_S = 30.0
-RANKS = (sys.executable, "-P", "-m", "swarmd.lab.torch_executor")  # plays a run with `--engine torch`
 
 
 @app.command(epilog="Example: swarmd lab run sapo-table --seeds 3 --jobs 2")
@@ -128,7 +127,7 @@ def run(
 
 
 def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool) -> None:
-    from swarmd.lab.runs import PLAY, play_all
+    from swarmd.lab.runs import PLAY_NODE, play_all
 
     if executor == "ray":
         from swarmd.lab.ray_executor import play_on_ray  # it loads torch
@@ -139,8 +138,10 @@ def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool
 
         with judging(results) as command:
             play_all(results, jobs, _Teller(), command)
+    elif engine == "torch":
+        play_all(results, jobs, _Teller(), PLAY_NODE, apart=True)
     else:
-        play_all(results, jobs, _Teller(), RANKS if engine == "torch" else PLAY)
+        play_all(results, jobs, _Teller())
 
 
 @app.command(epilog="Example: swarmd lab report sapo-table")
@@ -212,14 +213,13 @@ def _file(given: str) -> Path:
 
 
 def _report(results: "Results") -> None:
-    from swarmd.lab.figures import NoMatplotlib
     from swarmd.lab.report import facts, markdown, pictures_of, write_report
 
     # A terminal is too narrow for the table's columns; a file is not.
     print(facts(results) if sys.stdout.isatty() else markdown(results))
     try:
         pictures = pictures_of(results)
-    except NoMatplotlib as error:
+    except ConfigError as error:
         pictures = {}
         tell(f"the report has no figures: {error}")
     print(f"report: {write_report(results, pictures)}", file=sys.stderr)

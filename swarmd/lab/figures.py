@@ -6,7 +6,7 @@ SAPO's Figure 3 is drawn from a judge's /v1/comparison (docs/judge-protocol.md).
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swarmd.errors import SwarmdError, command_for
+from swarmd.errors import ConfigError, command_for
 
 TOGETHER, ALONE = "#0072b2", "#d55e00"
 # The palette of Okabe and Ito is distinguishable for colour-blind readers. Then Paul Tol's "muted" scheme,
@@ -17,19 +17,15 @@ COLOURS = (
 )
 
 
-class NoMatplotlib(SwarmdError):
-    """Figures need matplotlib, which is not installed."""
-
-
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **layout: Any) -> tuple[Any, Any]:
-    """Return a figure and its empty panels, row by row. Raises NoMatplotlib.
+    """Return a figure and its empty panels, row by row. Raises ConfigError without matplotlib.
 
     width, height: in inches. layout: arguments of `Figure.subplots`.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise NoMatplotlib(f"Figures need matplotlib. Run `{command_for('research')}`.") from None
+        raise ConfigError(f"Figures need matplotlib. Run `{command_for('research')}`.") from None
     figure = Figure(figsize=(width, height), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, **layout).flatten()
     for panel in panels:

@@ -22,7 +22,7 @@ TERM_TIMEOUT_S = 60.0
 
 
 class LabFailed(SwarmdError):
-    """A process that the lab started failed."""
+    """A process that the lab started failed, such as a run of an experiment."""
 
     exit_code = 1
 

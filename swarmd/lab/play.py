@@ -129,14 +129,25 @@ class PlayedSwarm:
 
     def _join(self, number: int, config: NodeConfig, *, whole: bool) -> VirtualNode:
         identity, rng = self._identity(number), random.Random(f"{self._seed} {number} offers")
-        size = WHOLE_BYTES if whole else 0
-        exchange = Exchange(self.curriculum, config.round, config.sharing, config.model.name, rng, size)
+        exchange = Exchange(
+            self.curriculum, config.round, config.sharing, config.model.name, rng, WHOLE_BYTES if whole else 0
+        )
         engine = partial(self._memory.join, identity.peer_id)
         return self._node(exchange, identity, self._topic, engine, lambda: self._now)
 
     def round(self, number: int) -> dict[str, Any]:
         """Play one round of every node. Returns its line of the results, with lists by node."""
-        gone = self._begin(number)
+        self._now += ROUND_S
+        gone = next(self._absences)
+        self._memory.partition(*({self.ids[place]} for place in sorted(gone)))
+        for peer in self.hostile:
+            peer.act(number, self._loudness)
+        reports = self._reports(number, gone)
+        self._loudness = sum(report.informative for report in reports) / len(reports)
+        return line_of(number, reports, {peer.me for peer in self.hostile})
+
+    def _reports(self, number: int, gone: Collection[int]) -> Sequence[RoundReport]:
+        """Play the round of every node that is not gone, and return the reports of all nodes."""
         reports: list[RoundReport] = [NOTHING] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
             if place not in gone:
@@ -144,17 +155,7 @@ class PlayedSwarm:
                 begun = time.process_time()
                 reports[place] = run_round(number, self.nodes[place])
                 self.cpu[place] += time.process_time() - begun
-        self._loudness = sum(report.informative for report in reports) / len(reports)
-        return line_of(number, reports, {peer.me for peer in self.hostile})
-
-    def _begin(self, number: int) -> Collection[int]:
-        """Advance time, absences and hostile peers; return the places of the nodes that are away."""
-        self._now += ROUND_S
-        gone = next(self._absences)
-        self._memory.partition(*({self.ids[place]} for place in sorted(gone)))
-        for peer in self.hostile:
-            peer.act(number, self._loudness)
-        return gone
+        return reports
 
     def evaluate(
         self, questions: Sequence[Task], wanted: Evaluation, seed: int, scored: Reward | None = None

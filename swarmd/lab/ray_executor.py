@@ -15,7 +15,7 @@ from swarmd.lab.runs import RunsProgress
 
 
 def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluster: Any) -> None:
-    """Play the missing runs, as many at a time as the cluster has cores. Raises RunsFailed.
+    """Play the missing runs, as many at a time as the cluster has cores. Raises LabFailed.
 
     cluster: arguments of `ray.init`; without any it joins the cluster that RAY_ADDRESS names, or starts one
     on this machine. The other arguments are as in `runs.play_all`.

@@ -79,19 +79,13 @@ def groups(results: Results) -> Sequence[Sequence[str]]:
         for place, node in enumerate(results.experiment.setting(column.slug).nodes):
             kinds.setdefault(_kind(node), []).append(place)
         for kind, places in kinds.items() if len(kinds) > 1 else ():
-            late, form = (
+            late, form, ends = (
                 interval([mean for of in found if (mean := mean_there([of[i] for i in places])) is not None])
                 for found in (
                     [run.late_by_node for run in column.runs.values()],
                     [run.form_by_node for run in column.runs.values()],
+                    [run.pass_1_by_node for run in column.runs.values() if run.pass_1_by_node],
                 )
-            )
-            ends = interval(
-                [
-                    fmean(ones[i] for i in places)
-                    for run in column.runs.values()
-                    if (ones := run.pass_1_by_node)
-                ]
             )
             rows.append((column.name, str(len(places)), kind, shown(late, 3), shown(form, 3), shown(ends, 3)))
     return (
@@ -159,7 +153,7 @@ def facts(results: Results) -> str:
 
 
 def pictures_of(results: Results) -> Mapping[str, bytes]:
-    """Draw the report's figures as PNG. Raises NoMatplotlib."""
+    """Draw the report's figures as PNG. Raises ConfigError without matplotlib."""
     found = columns(results)
     figures = {"reward": _reward_figure(found), "nodes": _node_figure(found)}
     if comparisons := judged(results):

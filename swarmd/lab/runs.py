@@ -1,6 +1,7 @@
 """Play the runs of an experiment, several at a time, each in a separate process.
 
-It shows the progress and estimates the time left.
+With `--engine torch`, a run has a process for each node, and one failure ends them all. It shows the progress
+and estimates the time left.
 """
 
 import logging
@@ -11,27 +12,25 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Self
 
 import trio
 
 from swarmd.daemon import membership
-from swarmd.errors import SwarmdError
+from swarmd.lab.parent_watch import LabFailed
 from swarmd.lab.results import Results, Run
 from swarmd.terminal import duration_words, interruptible
 
-# The command that plays a run in one process.
+# The command that plays a run in one process, and the one that plays a node of a run (`--engine torch`).
 PLAY = (sys.executable, "-P", "-m", "swarmd.lab.play")
+PLAY_NODE = (sys.executable, "-P", "-m", "swarmd.lab.torch_node")
+# The exit code of a node that lost another node; the lost one's last words are reported instead.
+LOST_EXIT_CODE = 75
 # Characters of a run's standard error that are kept.
 LAST_CHARACTERS = 2000
 
 log = logging.getLogger(__name__)
-
-
-class RunsFailed(SwarmdError):
-    """Some runs of an experiment failed."""
-
-    exit_code = 1
 
 
 @dataclass
@@ -71,10 +70,10 @@ class RunsProgress:
             self.failures[run] = failure
 
     def require_whole(self) -> None:
-        """Raise RunsFailed if a run failed; it names each."""
+        """Raise LabFailed if a run failed; it names each."""
         if self.failures:
             said = [f"{run.setting}, seed {run.seed}: {why}" for run, why in sorted(self.failures.items())]
-            raise RunsFailed(
+            raise LabFailed(
                 "\n".join(
                     [
                         f"{len(said)} of {self.total} runs failed. Finished runs stay; remove the causes,"
@@ -105,19 +104,24 @@ class RunsProgress:
 
 
 def play_all(
-    results: Results, jobs: int, told: Callable[[RunsProgress], None], command: Sequence[str] = PLAY
+    results: Results,
+    jobs: int,
+    told: Callable[[RunsProgress], None],
+    command: Sequence[str] = PLAY,
+    *,
+    apart: bool = False,
 ) -> None:
-    """Play the missing runs. After a failure the other runs continue; RunsFailed then names each failed run.
+    """Play the missing runs. After a failure the other runs continue; LabFailed then names each failed run.
 
-    jobs: runs at a time. told: called after each round of any run. Ctrl-C and SIGTERM end the runs in
-    progress, which start from the beginning the next time.
+    jobs: runs at a time. told: called after each round of any run. apart: `command` plays one node of a run.
+    Ctrl-C and SIGTERM end the runs in progress, which start from the beginning the next time.
     """
     progress, missing = RunsProgress.of(results), list(results.missing)[::-1]
 
     async def work() -> None:
         while missing:
             run = missing.pop()
-            progress.finished(run, await _play_run(results, run, progress, told, command))
+            progress.finished(run, await _play_run(results, run, progress, told, command, apart))
             told(progress)
 
     async def play() -> None:
@@ -135,12 +139,47 @@ async def _play_run(
     progress: RunsProgress,
     told: Callable[[RunsProgress], None],
     command: Sequence[str],
+    apart: bool,
 ) -> str | None:
-    """Play one run in a process; return its last words if it failed, else log its output and return None."""
+    """Play one run; return the last words of a process that failed, else log its output and return None."""
+    command = [*command, str(results.folder), run.setting, str(run.seed)]
+    nodes = len(results.experiment.setting(run.setting).nodes)
+    ended: dict[str, tuple[int, str]] = {}  # exit code and last words of each process
+
+    def hear(line: bytes) -> None:
+        if line.isdigit():
+            progress.advanced(run, int(line))
+            told(progress)
+
+    async def play(name: str, *arguments: str) -> None:
+        ended[name] = await _run_process([*command, *arguments], hear)
+        if ended[name][0] not in (0, LOST_EXIT_CODE):
+            nursery.cancel_scope.cancel()
+
+    with TemporaryDirectory(prefix="swarmd-") as private:
+        async with trio.open_nursery() as nursery:
+            for rank in range(nodes) if apart else ():
+                nursery.start_soon(play, f"node {rank} of {nodes}: ", str(rank), f"{private}/meeting")
+            if not apart:
+                nursery.start_soon(play, "")
+    # A process that failed comes first, but after it those that only lost it.
+    name, (code, words) = min(ended.items(), key=lambda each: (not each[1][0], each[1][0] == LOST_EXIT_CODE))
+    # The run may be finished nevertheless: another process that plays into this folder may have finished it
+    # first.
+    if code and not results.path(run).exists():
+        return name + last_words(code, words)
+    if words:
+        # Own tasks or strategies may report errors without failing the run.
+        log.warning("%s, seed %d: %s", run.setting, run.seed, words)
+    return None
+
+
+async def _run_process(command: Sequence[str], hear: Callable[[bytes], None]) -> tuple[int, str]:
+    """Run a process; return its exit code and its last words. hear: called with each line of its output."""
     said = bytearray()
     start = partial(
         trio.run_process,  # ends the process if this task is cancelled
-        [*command, str(results.folder), run.setting, str(run.seed)],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         check=False,
@@ -159,18 +198,8 @@ async def _play_run(
         async for chunk in process.stdout:
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
-                if line.isdigit():
-                    progress.advanced(run, int(line))
-                    told(progress)
-    code, words = process.returncode, said.decode(errors="replace").strip()
-    # The run may be finished nevertheless: another process that plays into this folder may have finished it
-    # first.
-    if code and not results.path(run).exists():
-        return last_words(code, words)
-    if words:
-        # Own tasks or strategies may report errors without failing the run.
-        log.warning("%s, seed %d: %s", run.setting, run.seed, words)
-    return None
+                hear(line)
+    return process.returncode, said.decode(errors="replace").strip()
 
 
 def last_words(code: int, words: str) -> str:

@@ -1,4 +1,4 @@
-"""One node of `swarmd lab run --engine torch`, in its own process. Started by `swarmd.lab.torch_executor`.
+"""One node of `swarmd lab run --engine torch`, in its own process. Started by `swarmd.lab.runs`.
 
 All nodes play a round at the same time. Between its answers and its update, each node gathers the frames of
 all other nodes: the exchange of the paper's controlled experiment (SAPO, section 5). So every node receives
@@ -12,7 +12,7 @@ number of each finished round.
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ from p2p.types import PeerId
 from swarmd.exchange.virtual import VirtualNode
 from swarmd.lab.experiment import Evaluation, Setting
 from swarmd.lab.parent_watch import run_program, tell_round
-from swarmd.lab.play import NOTHING, PlayedSwarm, line_of, lines_of, play
+from swarmd.lab.play import NOTHING, PlayedSwarm, lines_of, play
 from swarmd.lab.results import Results, Run
-from swarmd.lab.torch_executor import LOST_EXIT_CODE
+from swarmd.lab.runs import LOST_EXIT_CODE
 from swarmd.policy.parallel.data_parallel import all_gather, join, leave
 from swarmd.policy.parallel.worker import ProcessLost
 from swarmd.protocols import Reward
@@ -78,17 +78,15 @@ class RankedSwarm(PlayedSwarm):
             partial(RankNode, gather=self._gather_frames), [rank],
         )  # fmt: skip
 
-    def round(self, number: int) -> dict[str, Any]:
+    def _reports(self, number: int, gone: Collection[int]) -> Sequence[RoundReport]:
         begun = time.process_time()
-        gone = self._begin(number)
         if self._rank in gone:
             self._gather_frames()
         report = NOTHING if self._rank in gone else run_round(number, self.nodes[0])
         told = all_gather(msgspec.msgpack.encode((report, time.process_time() - begun)))
         reports, seconds = zip(*map(_report.decode, told), strict=True)
-        self._loudness = sum(each.informative for each in reports) / len(reports)
         self.cpu = [so_far + more for so_far, more in zip(self.cpu, seconds, strict=True)]
-        return line_of(number, reports, {peer.me for peer in self.hostile})
+        return list(reports)
 
     def evaluate(
         self, questions: Sequence[Task], wanted: Evaluation, seed: int, scored: Reward | None = None

@@ -341,10 +341,8 @@ def test_a_remedy_names_only_extras_packages_variables_and_files_that_exist() ->
 
 # Errors that need no remedy, each with the reason.
 PLAIN = {
-    "LabFailed": "about programs that the lab starts; the message names their logs",
-    "RunsFailed": "about an experiment's runs; each run's message is included",
+    "LabFailed": "about programs that the lab starts; the message names their logs, or includes each run's",
     "EngineFailed": "see `engine.checked`",
-    "WorkerFailed": "passes on a worker's own message",
     "BadExperiment": "names a mistake in a file and its place",
     "BadResults": "names a file of results that cannot be written, with the system's reason",
     "NoQuestion": "occurs only while the judge stops",

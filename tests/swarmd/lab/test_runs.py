@@ -27,10 +27,11 @@ from swarmd.config.own_strategy import load_take
 from swarmd.errors import ConfigError
 from swarmd.experience.strategies import TAKES
 from swarmd.lab.experiment import Evaluation, Experiment, parse_experiment, read_experiment
+from swarmd.lab.parent_watch import LabFailed
 from swarmd.lab.play import PlayedSwarm, held_out, lines_of, play
 from swarmd.lab.report import _node_figure, _reward_figure, facts, markdown, pictures_of, write_report
 from swarmd.lab.results import FILE, TABLE, BadResults, Results, Run, export, versions
-from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
+from swarmd.lab.runs import RunsProgress, play_all
 from swarmd.lab.statistics import columns, gain
 from swarmd.tasks import own_tasks
 from swarmd.tasks.own_tasks import find_curriculum
@@ -425,7 +426,7 @@ def test_missing_runs_are_played_and_a_death_is_reported(
     for run in results.runs[2:]:
         results.path(run).unlink()
     with pytest.raises(
-        RunsFailed,
+        LabFailed,
         match=r"(?s)2 of 4 runs failed.*1-of-1, seed 2: .*signal 9.*2-of-0, seed 2: .*signal 9.*--jobs",
     ):
         play_all(results, 1, lambda _: None, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])

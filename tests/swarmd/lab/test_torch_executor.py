@@ -5,7 +5,6 @@
 
 import importlib.util
 import json
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,14 +13,14 @@ import pytest
 
 from swarmd.cli.app import main
 from swarmd.lab.experiment import parse_experiment
+from swarmd.lab.parent_watch import LabFailed
 from swarmd.lab.play import lines_of
 from swarmd.lab.ray_executor import play_on_ray
 from swarmd.lab.report import markdown
 from swarmd.lab.results import BadResults, Results, Run
-from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
+from swarmd.lab.runs import PLAY_NODE, RunsProgress, play_all
 from tests.swarmd.lab.conftest import but_for_cpu
 
-RANKS = [sys.executable, "-m", "swarmd.lab.torch_executor"]
 EXPERIMENT = parse_experiment(
     {
         "name": "short",
@@ -55,7 +54,7 @@ def kill_rank_1() -> None:
 def test_runs_with_a_process_for_each_node_are_repeatable_and_report_a_death(tmp_path: Path) -> None:
     run = Run("one", 1)
     results = Results.create(tmp_path / "out", EXPERIMENT, "torch")
-    play_all(results, 1, lambda _: None, RANKS)
+    play_all(results, 1, lambda _: None, PLAY_NODE, apart=True)
     lines = but_for_cpu(results.lines(run))
     assert [line["round"] for line in lines] == list(range(EXPERIMENT.rounds + 1))
     assert all(len(line["reward"]) == 2 for line in lines[1:]) and len(lines[-1]["evaluation"]["right"]) == 2
@@ -69,8 +68,8 @@ def test_runs_with_a_process_for_each_node_are_repeatable_and_report_a_death(tmp
             kill_rank_1()
 
     again = Results.create(tmp_path / "again", EXPERIMENT, "torch")
-    with pytest.raises(RunsFailed, match=r"(?s)1 of 1 runs failed.*one, seed 1: node 1 of 2: .*signal 9"):
-        play_all(again, 1, kill, RANKS)
+    with pytest.raises(LabFailed, match=r"(?s)1 of 1 runs failed.*one, seed 1: node 1 of 2: .*signal 9"):
+        play_all(again, 1, kill, PLAY_NODE, apart=True)
     assert again.missing == [run]
     until_then = but_for_cpu(
         [json.loads(line) for line in again.path(run).with_suffix(".part").read_text().splitlines()]
