@@ -229,7 +229,7 @@ def read_experiment(path: Path) -> Experiment:
     once.
     """
     try:
-        content = path.read_bytes()
+        document = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         shipped = [file.stem for file in EXPERIMENTS.glob("*.toml")]
         meant = nearest(path.stem, shipped) if isinstance(error, FileNotFoundError) else ""
@@ -237,8 +237,6 @@ def read_experiment(path: Path) -> Experiment:
             f"{path}: {error.strerror or error}{meant or '.'} `swarmd lab list` names the experiments that"
             " come with swarmd."
         ) from error
-    try:
-        document = tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise BadExperiment(f"{path}: not valid TOML: {error}") from error
     return parse_experiment(document, str(path))

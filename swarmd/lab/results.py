@@ -238,9 +238,8 @@ class Results:
 
         Raises BadResults if the file is damaged.
         """
-        path = self.path(run)
         try:
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = [json.loads(line) for line in self.path(run).read_text().splitlines()]
             whole = {"round", "reward"} <= lines[-1].keys() and lines[-1]["round"] == self.experiment.rounds
         except (OSError, ValueError, IndexError, AttributeError, RecursionError) as error:
             raise self.damaged(run, error) from error

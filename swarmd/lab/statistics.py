@@ -232,10 +232,9 @@ def columns(results: Results) -> Sequence[Column]:
         done = dict[int, RunFigures]()
         for run in runs:
             if results.path(run).exists():
-                lines = results.lines(run)
                 try:
                     done[run.seed] = msgspec.convert(
-                        asdict(figures(lines, local, external, completions)), RunFigures
+                        asdict(figures(results.lines(run), local, external, completions)), RunFigures
                     )
                 except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
                     # Figures are missing, or have other types.
