@@ -108,7 +108,6 @@ class WorkerGroup:
     trainers: Trainers | None
     handover: WeightWriter
     lag: LagMeter
-    _size: tuple[int, int]  # generators, trainers
     # Pairs of (tokens generated so far, time).
     _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_ROUNDS))
 
@@ -117,17 +116,15 @@ class WorkerGroup:
         generators, flow, trainers = self.generators, self.generators.flow, self.trainers
         self._read.append((flow.tokens, now))
         (tokens, since), (lag_mean, lag_max) = self._read[0], self.lag.read()
-        wanted, ranks = self._size
+        further = trainers.pids if trainers else []
         return WorkerFigures(
-            generators=WorkerCounts(generators.alive, wanted, generators.pids),
-            trainers=WorkerCounts(
-                trainers.alive if trainers else 1, ranks, trainers.pids if trainers else []
-            ),
+            generators=WorkerCounts(len(generators.working), len(generators.pids), generators.pids),
+            trainers=WorkerCounts(trainers.alive if trainers else 1, 1 + len(further), further),
             version=self.handover.version,
             lag=Ages(lag_mean, lag_max),
             tokens_per_second=(flow.tokens - tokens) / (now - since) if now > since else None,
             questions={"in_flight": flow.in_flight},
-            waiting=flow.finished,
+            waiting=len(flow.finished),
             overtaken=flow.overtaken,
         )
 
@@ -190,7 +187,6 @@ def open_workers(
             trainers,
             handover,
             LagMeter(lambda: policy.version),
-            (workers.generators, workers.trainers),
         )
 
 

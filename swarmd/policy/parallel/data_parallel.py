@@ -7,7 +7,6 @@ collectives pickle; rows are sent over the workers' sockets as msgpack.
 """
 
 import os
-import shutil
 import socket
 import time
 import zlib
@@ -17,6 +16,7 @@ from dataclasses import fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import torch
@@ -146,6 +146,7 @@ class Trainers(ExitStack):
         # The reply that every other rank must give to the last step; None before the first step.
         self._expected: Stepped | None = None
         self._children = [start(rank) for rank in range(1, size)]
+        self.pids = [child.pid for child in self._children]
         self.callback(self._end)
 
     def _end(self) -> None:
@@ -161,15 +162,10 @@ class Trainers(ExitStack):
         """The number of running ranks, including this process."""
         return 1 + sum(child.alive for child in self._children)
 
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of ranks 1 and up."""
-        return [child.pid for child in self._children]
-
     def step(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
         """Take `Learner.step`, shared among the ranks.
 
-        Raises ProcessLost if a rank dies, and WorkerFailed if it reported why.
+        Raises ProcessLost if a rank dies, and SwarmdError if it reported why.
         """
         try:
             if self._expected is None:
@@ -200,21 +196,17 @@ class Trainers(ExitStack):
 
     def _meet(self) -> None:
         """Send this rank's state to the other ranks, and wait for them to join."""
-        state, meeting = self._folder / "state", str(self._meeting)
-        state.mkdir(mode=0o700)
-        try:
-            self._policy.save(state)
+        with TemporaryDirectory(dir=self._folder) as state:
+            self._policy.save(Path(state))
             for child in self._children:
                 if child.receive() is None:
                     raise ProcessLost("another trainer ended while it was starting")
             for rank, child in enumerate(self._children, 1):
-                child.send(Join(str(state), meeting, rank, self._size))
-            join(meeting, 0, self._size, self._policy.device.type)
+                child.send(Join(state, str(self._meeting), rank, self._size))
+            join(str(self._meeting), 0, self._size, self._policy.device.type)
             for child in self._children:
                 # The reply means that the rank has joined and loaded its weights.
                 child.receive()
-        finally:
-            shutil.rmtree(state, ignore_errors=True)
 
 
 def all_gather(data: bytes) -> list[bytes]:

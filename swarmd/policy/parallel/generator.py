@@ -17,7 +17,7 @@ def generate(begin: Begin, inside: WorkerLink) -> None:
     config = NodeConfig.model_validate_json(begin.config)
 
     def between() -> int:
-        inside.rest()
+        inside.may_work.wait()
         return pickup()
 
     policy = LanguagePolicy.open(config, begin.seed, begin.sharing, between=between)

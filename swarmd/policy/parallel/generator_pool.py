@@ -31,11 +31,12 @@ class Generators(ExitStack):
         """
         super().__init__()
         self.flow, self._most = flow, most
-        self._working: set[int] = set()  # generators that have loaded their model
+        self.working: set[int] = set()  # generators that have loaded their model
         self._resting: set[str] = set()  # the reasons why they rest
         self._changed = threading.Condition()
         self._failure: Exception | None = None
         self._children = [start(number) for number in range(count)]
+        self.pids = [child.pid for child in self._children]
         for number, child in enumerate(self._children):
             listener = threading.Thread(target=self._listen, args=(number, child), daemon=True)
             listener.start()
@@ -47,17 +48,19 @@ class Generators(ExitStack):
         """Return finished rollouts without waiting, at most as many as a round takes."""
         with self._changed:
             taken = self.flow.collect(self._most)
-            for number in self._working:
+            for number in self.working:
                 self._top_up(number)
             return taken
 
     def wait(self, rollouts: int, seconds: float) -> bool:
         """Wait until `rollouts` are finished. Returns False if `seconds` pass first.
 
-        Raises ProcessLost if a generator died, and WorkerFailed if it reported why.
+        Raises ProcessLost if a generator died, and SwarmdError if it reported why.
         """
         with self._changed:
-            there = self._changed.wait_for(lambda: self.flow.finished >= rollouts or self._failure, seconds)
+            there = self._changed.wait_for(
+                lambda: len(self.flow.finished) >= rollouts or self._failure, seconds
+            )
             if self._failure is not None:
                 raise self._failure
             return bool(there)
@@ -73,15 +76,6 @@ class Generators(ExitStack):
             if bool(self._resting) != before:
                 for child in self._children:
                     child.send(Rest(resting))
-
-    @property
-    def alive(self) -> int:
-        """The number of generators that have loaded their model."""
-        return len(self._working)
-
-    @property
-    def pids(self) -> list[int]:
-        return [child.pid for child in self._children]
 
     def _listen(self, number: int, child: WorkerProcess) -> None:
         """Handle a generator's messages until it ends."""
@@ -105,7 +99,7 @@ class Generators(ExitStack):
         with self._changed:
             match message:
                 case WorkerReady():
-                    self._working.add(number)
+                    self.working.add(number)
                 case FinishedAnswers(answers):
                     self.flow.answered(number, answers)
                     self._changed.notify_all()

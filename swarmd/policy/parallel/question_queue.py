@@ -31,17 +31,13 @@ class QuestionQueue:
         """
         self._draw, self._ahead, self._enough = draw, ahead, enough
         self._out: dict[int, dict[int, Task]] = {}  # generator -> id -> question in flight
-        # Oldest first. The number counts the rounds that had taken rollouts when this one finished.
-        self._finished: deque[tuple[Task, Generation, int]] = deque()
+        # Rollouts that a round could take now, oldest first. The number counts the rounds that had taken
+        # rollouts when this one finished.
+        self.finished: deque[tuple[Task, Generation, int]] = deque()
         self._takes = 0
         self._ids = 0
         self.overtaken = 0  # rollouts that were dropped
         self.tokens = 0  # tokens generated so far
-
-    @property
-    def finished(self) -> int:
-        """The number of rollouts that a round could take now."""
-        return len(self._finished)
 
     @property
     def in_flight(self) -> int:
@@ -50,7 +46,7 @@ class QuestionQueue:
     def hand_out(self, generator: int) -> list[tuple[int, str]]:
         """Return new questions with their ids, to fill this generator's share."""
         out = self._out.setdefault(generator, {})
-        wanted = max(0, min(self._ahead - len(out), self._enough - self.in_flight - len(self._finished)))
+        wanted = max(0, min(self._ahead - len(out), self._enough - self.in_flight - len(self.finished)))
         asked = dict(enumerate(self._draw(wanted), self._ids))
         self._ids += wanted
         out.update(asked)
@@ -60,17 +56,17 @@ class QuestionQueue:
         """Record a generator's finished answers."""
         for number, generation in answers:
             self.tokens += sum(map(len, generation.tokens.ids))
-            self._finished.append((self._out[generator].pop(number), generation, self._takes))
+            self.finished.append((self._out[generator].pop(number), generation, self._takes))
 
     def collect(self, most: int | None) -> list[tuple[Task, Generation]]:
         """Take the newest finished rollouts, at most `most` (None: all); return them oldest first.
 
         The remaining rollouts may be taken later, until MAX_PASSED_OVER rounds have passed them over.
         """
-        count = len(self._finished) if most is None else min(most, len(self._finished))
-        taken = [self._finished.pop() for _ in range(count)]
+        count = len(self.finished) if most is None else min(most, len(self.finished))
+        taken = [self.finished.pop() for _ in range(count)]
         self._takes += 1
-        while self._finished and self._takes - self._finished[0][2] >= MAX_PASSED_OVER:
-            self._finished.popleft()
+        while self.finished and self._takes - self.finished[0][2] >= MAX_PASSED_OVER:
+            self.finished.popleft()
             self.overtaken += 1
         return [(task, answers) for task, answers, _ in reversed(taken)]

@@ -4,7 +4,6 @@ Inside, a thread reads the trainer's messages, and the process exits when the tr
 """
 
 import contextlib
-import logging
 import os
 import queue
 import socket
@@ -23,14 +22,6 @@ from swarmd.system.exits import EXIT_TIMEOUT_S, exit_words
 
 _HEADER = struct.Struct(">I")
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-
-
-class WorkerFailed(SwarmdError):
-    """A generator or a further trainer cannot continue, and a restart would not help."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 class ProcessLost(Exception):
@@ -99,11 +90,13 @@ class WorkerProcess(Channel):
     def receive(self) -> Message | None:
         """Return the next message; None after the process has ended.
 
-        Raises WorkerFailed if the process reports that it cannot continue.
+        Raises SwarmdError if the process reports that it cannot continue, and a restart would not help.
         """
         message = super().receive()
         if isinstance(message, Fatal):
-            raise WorkerFailed(message.message, message.exit_code)
+            error = SwarmdError(message.message)
+            error.exit_code = message.exit_code
+            raise error
         return message
 
     def end(self, seconds: float = EXIT_TIMEOUT_S) -> str:
@@ -120,23 +113,17 @@ class WorkerProcess(Channel):
         return exit_words(status)
 
 
-log = logging.getLogger(__name__)
-
-
 class WorkerLink(Channel):
     """The worker's end of the channel. `messages` queues all but Rest, which takes effect at once."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._may_work = threading.Event()
-        self._may_work.set()
+        # Not set while the trainer wants this worker to rest.
+        self.may_work = threading.Event()
+        self.may_work.set()
         self._left: list[tuple[int, str]] = []  # received questions that were not returned yet
         threading.Thread(target=self._hear, name="trainer", daemon=True).start()
-
-    def rest(self) -> None:
-        """Block while the trainer wants this worker to rest."""
-        self._may_work.wait()
 
     def questions(self, most: int) -> list[tuple[int, str]]:
         """Wait for at least one question; return at most `most` of the questions that have arrived."""
@@ -152,7 +139,7 @@ class WorkerLink(Channel):
         while (message := self.receive()) is not None:
             match message:
                 case Rest(resting):
-                    (self._may_work.clear if resting else self._may_work.set)()
+                    (self.may_work.clear if resting else self.may_work.set)()
                 case _:
                     self.messages.put(message)
         # The trainer has ended or closed the connection; nobody needs the unfinished work.

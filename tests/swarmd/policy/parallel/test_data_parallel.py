@@ -88,7 +88,9 @@ def test_weights_are_compared_only_on_gpus_of_the_same_kind(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", ["RTX 3060", other].__getitem__)
     learner: Any = SimpleNamespace(updates=0, weights={}, step=lambda *_: UpdateReport())
-    trainers = Trainers(2, learner, lambda _: SimpleNamespace(send=said.append), tmp_path, check_every=1)  # type: ignore[arg-type,return-value]
+    trainers = Trainers(
+        2, learner, lambda _: SimpleNamespace(send=said.append, pid=1), tmp_path, check_every=1
+    )  # type: ignore[arg-type,return-value]
     trainers._shared(learner, [row(1, 3), row(2, 3)])
     assert [share.check for share in said] == [alike]
 
@@ -101,7 +103,9 @@ def test_ranks_that_met_once_can_meet_again(tmp_path: Path, monkeypatch: pytest.
         stores.extend(data_parallel.dist.FileStore(meeting, 2) for _ in range(2))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(data_parallel, "join", join)
-    child = SimpleNamespace(receive=WorkerReady, send=lambda _: None, kill=lambda: None, end=lambda: None)
+    child = SimpleNamespace(
+        receive=WorkerReady, send=lambda _: None, kill=lambda: None, end=lambda: None, pid=1
+    )
     policy: Any = SimpleNamespace(save=lambda _: None, device=torch.device("cpu"))
     with Trainers(2, policy, lambda _: child, tmp_path) as trainers:  # type: ignore[arg-type,return-value]
         trainers._meet()

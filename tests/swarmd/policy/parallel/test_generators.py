@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from swarmd.config.config import NodeConfig
-from swarmd.errors import ConfigError
+from swarmd.errors import ConfigError, SwarmdError
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.parallel.generator_pool import Generators
 from swarmd.policy.parallel.messages import Begin
 from swarmd.policy.parallel.question_queue import MAX_PASSED_OVER, QuestionQueue
-from swarmd.policy.parallel.worker import ProcessLost, WorkerFailed, WorkerProcess
+from swarmd.policy.parallel.worker import ProcessLost, WorkerProcess
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.trainer import workers
@@ -50,7 +50,7 @@ def test_two_generators_switch_to_newer_weights_within_an_answer(tmp_path: Path)
     with open_workers(settings, policy, 1, tmp_path, lambda count: tasks.draw(count, rng)) as crew:
         rounds, within = 0, False
         deadline = time.monotonic() + TIMEOUT_S
-        while not (within and crew.generators.alive == 2 and rounds > 4):
+        while not (within and len(crew.generators.working) == 2 and rounds > 4):
             assert time.monotonic() < deadline, crew.report(time.monotonic())
             if not crew.generators.wait(2, 1.0):
                 continue
@@ -73,7 +73,7 @@ def test_two_generators_switch_to_newer_weights_within_an_answer(tmp_path: Path)
 
         crew.generators.rest(True)
         crew.generators.collect()
-        there = crew.generators.flow.finished
+        there = len(crew.generators.flow.finished)
         assert not crew.generators.wait(there + 5, 0.5), (
             "more than two answers of each generator used older weights"
         )
@@ -102,7 +102,7 @@ def test_a_generator_that_fails_ends_the_run_with_its_reason(flow: QuestionQueue
             flow,
             None,
         ) as working,
-        pytest.raises(WorkerFailed, match="/no/such/model") as failure,
+        pytest.raises(SwarmdError, match="/no/such/model") as failure,
     ):
         working.wait(1, TIMEOUT_S)
     assert failure.value.exit_code == 3
@@ -186,7 +186,7 @@ def test_each_generator_gets_as_many_new_questions_as_it_answers() -> None:
     ] and work.in_flight == 6
     assert work.hand_out(0) == []
     work.answered(0, [(number, answer()) for number, _ in first[:2]])
-    assert (work.finished, work.tokens) == (2, 4) and len(work.hand_out(0)) == 2
+    assert (len(work.finished), work.tokens) == (2, 4) and len(work.hand_out(0)) == 2
 
 
 def test_the_latest_rollouts_are_taken_and_often_skipped_ones_are_dropped() -> None:
@@ -194,11 +194,11 @@ def test_the_latest_rollouts_are_taken_and_often_skipped_ones_are_dropped() -> N
     asked = work.hand_out(0)
     work.answered(0, [(number, answer("old")) for number, _ in asked[:2]])
     for n in range(MAX_PASSED_OVER):
-        assert work.finished == 2 and work.overtaken == 0
+        assert len(work.finished) == 2 and work.overtaken == 0
         work.answered(0, [(asked[2 + n][0], answer("new"))])
         ((task, taken),) = work.collect(1)
         assert taken.completions[0].text == "new" and task.question == f"question {2 + n}"
-    assert work.finished == 0 and work.overtaken == 2
+    assert len(work.finished) == 0 and work.overtaken == 2
 
 
 def test_without_a_limit_all_rollouts_are_taken_oldest_first() -> None:
