@@ -79,25 +79,21 @@ class StateFolder(contextlib.ExitStack):
                     f"{path}: everybody can write to this state folder. {remedy} another with --state-dir."
                 )
             lock = _open_lock(path)
+            try:
+                _acquire(path, lock, "" if briefly else str(os.getpid()))
+                durable.remove_drafts(path)
+            except BaseException:
+                os.close(lock)
+                raise
         except UnicodeEncodeError:
             raise ConfigError(
                 f"{str(path)!r}: the name of a state folder has to be UTF-8. Choose another with --state-dir."
             ) from None
         except OSError as error:
-            raise _unusable(path, error) from None
-        try:
-            if (owner := _acquire(lock, "" if briefly else str(os.getpid()))) is None:
-                durable.remove_drafts(path)
-        except OSError as error:
-            os.close(lock)
-            raise _unusable(path, error) from None
-        if owner is not None:
-            os.close(lock)
-            raise StateFolderInUse(
-                f"{path}: another node{owner} runs with this state folder already: `swarmd status` shows it."
-                f" Stop it with `swarmd stop --state-dir {quote(str(path))}`, or give this one another folder"
-                " with --state-dir."
-            )
+            raise ConfigError(
+                f"{path}: cannot be used as the state folder: {error.strerror or error}. Choose another with"
+                " --state-dir."
+            ) from None
         return cls(path, lock)
 
     def require_room(self) -> None:
@@ -180,28 +176,25 @@ def _lock_now(lock: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _acquire(lock: int, ours: str) -> str | None:
-    """Take the lock and write `ours`, our pid, into it. Returns None, or else the owner, in words."""
+def _acquire(folder: Path, lock: int, ours: str) -> None:
+    """Take the lock and write `ours`, our pid, into it. Raises StateFolderInUse."""
     begun, told = time.monotonic(), False
     while not _lock_now(lock):
         pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
         patience = _LOCK_WAIT_S if durable.lives(pid) else _NO_OWNER_WAIT_S if pid else _BRIEF_WAIT_S
         if time.monotonic() - begun > patience:
-            return f" (pid {pid})" if pid.isdecimal() else ""
+            owner = f" (pid {pid})" if pid.isdecimal() else ""
+            raise StateFolderInUse(
+                f"{folder}: another node{owner} runs with this state folder already: `swarmd status` shows"
+                f" it. Stop it with `swarmd stop --state-dir {quote(str(folder))}`, or give this one another"
+                " folder with --state-dir."
+            )
         if not (pid or told) and time.monotonic() - begun > _LOCK_WAIT_S:
             told = True
             log.warning("waiting for another command in this state folder, such as `swarmd doctor network`")
         time.sleep(0.02)
     os.ftruncate(lock, 0)
     os.pwrite(lock, ours.encode(), 0)
-    return None
-
-
-def _unusable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{path}: cannot be used as the state folder: {error.strerror or error}. Choose another with"
-        " --state-dir."
-    )
 
 
 # Files that `swarmd leave` removes, by name, so that it removes no file that swarmd did not write. First
