@@ -466,7 +466,7 @@ def test_progress_is_reported_at_intervals_and_at_the_end() -> None:
     progress.found(50_000_000)
     for _ in range(50):
         now[0] += 1
-        progress.got(1_000_000)
+        progress.update(1_000_000)
     assert [download.done for download in told] == [*range(50_000_000, 100_000_001, 5_000_000)]
     assert told[1].words == "downloading a/b: 55 of 100 MB, 45 s left" and told[-1].seconds_left == 0
 

@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,7 +119,7 @@ def _fetch_one(repository: str, file: DryRunFileInfo, blobs: Path, progress: Pro
         return
     whole, part = blobs / found.etag, blobs / (found.etag + PART)
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    with _Counted(io.FileIO(descriptor, "r+b"), progress) as out:
+    with os.fdopen(descriptor, "r+b") as out:
         # Another node of this machine may be downloading the same file.
         fcntl.flock(out, fcntl.LOCK_EX)
         if whole.exists():
@@ -126,12 +127,18 @@ def _fetch_one(repository: str, file: DryRunFileInfo, blobs: Path, progress: Pro
             return
         size = out.seek(0, os.SEEK_END)
         if found.size is not None and size > found.size:
-            size = out.truncate(0)
+            out.seek(0)
+            size = out.truncate()
         progress.found(size)
-        http_get(url, out, resume_size=size, headers=build_hf_headers(), expected_size=found.size)
+        # It calls only `update` of the progress bar, also if the hub sends a file whole instead of its rest.
+        bar: Any = progress
+        get = partial(http_get, url, out, headers=build_hf_headers(), expected_size=found.size, _tqdm_bar=bar)
+        get(resume_size=size)
         if size and not _is(out, found.etag):
-            out.truncate(0)
-            http_get(url, out, headers=build_hf_headers(), expected_size=found.size)
+            progress.update(-out.tell())
+            out.seek(0)
+            out.truncate()
+            get()
         if not _is(out, found.etag):
             out.truncate(0)
             raise NoModel(
@@ -141,27 +148,6 @@ def _fetch_one(repository: str, file: DryRunFileInfo, blobs: Path, progress: Pro
         out.flush()
         os.fsync(out.fileno())
         part.replace(whole)
-
-
-class _Counted(io.BufferedRandom):
-    """A file that reports the bytes written to it."""
-
-    def __init__(self, raw: io.FileIO, progress: Progress) -> None:
-        super().__init__(raw)
-        self._progress = progress
-
-    def write(self, data: Any) -> int:
-        written = super().write(data)
-        self._progress.got(written)
-        return written
-
-    def truncate(self, size: int | None = None) -> int:
-        """Truncate the file. http_get calls this if the hub ignores the resume request and sends it whole."""
-        before = self.seek(0, os.SEEK_END)
-        after = super().truncate(0 if size is None else size)
-        self.seek(after)
-        self._progress.lost(before - after)
-        return after
 
 
 def _is(file: io.BufferedRandom, etag: str) -> bool:

@@ -143,7 +143,7 @@ def _run(progress: Progress, file: Path, *arguments: Path | str) -> None:
                 for percent in map(int, _PERCENT.findall(text)):
                     step = max(0, size * min(percent, 99) // 100 - done)
                     done += step
-                    progress.got(step)
+                    progress.update(step)
             fault = process.stdout.read()  # type: ignore[union-attr]
         except BaseException:
             process.kill()
@@ -155,4 +155,4 @@ def _run(progress: Progress, file: Path, *arguments: Path | str) -> None:
             f"{file} cannot be read: its {size / 1e6:,.0f} MB take more memory or time than expected. Close"
             " other programs, or give the safetensors model that it was made from."
         )
-    progress.got(size - done)
+    progress.update(size - done)

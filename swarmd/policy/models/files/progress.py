@@ -35,7 +35,10 @@ class Download:
 
 
 class Progress:
-    """Reports a download's progress: when a file begins, every few seconds, and at the end."""
+    """Reports a download's progress: when a file begins, every few seconds, and at the end.
+
+    To the hub's library it is a progress bar (`update`).
+    """
 
     def __init__(
         self,
@@ -60,12 +63,9 @@ class Progress:
         self._there += size
         self._say()
 
-    def lost(self, size: int) -> None:
-        """Subtract `size` bytes, which must be downloaded again."""
-        self._there = max(0, self._there - size)
-
-    def got(self, size: int) -> None:
-        self._there, self._got = self._there + size, self._got + size
+    def update(self, size: int) -> None:
+        """Count bytes that arrived, or, if negative, bytes that must be downloaded again."""
+        self._there, self._got = self._there + size, self._got + max(0, size)
         if self._there >= self._total or self._clock() >= self._said + REPORT_EVERY_S:
             self._say()
 
