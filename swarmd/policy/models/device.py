@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import time
-import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -169,16 +168,14 @@ def _cpu_gains_from_bf16() -> bool:
     of one thread is measured, so that other programs do not change the result.
     """
 
-    def seconds(dtype: torch.dtype) -> float:
-        a, b = torch.ones(128, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
-        return min(timeit.repeat(lambda: a @ b, number=1, repeat=4, timer=time.thread_time))
+    # Imported here, since the import takes a while, and CUDA and MPS do not need it.
+    from torch.utils.benchmark import Timer
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return seconds(torch.float32) > BF16_SPEEDUP * seconds(torch.bfloat16)
-    finally:
-        torch.set_num_threads(threads)
+    def seconds(dtype: torch.dtype) -> float:
+        values = {"a": torch.ones(128, 512, dtype=dtype), "b": torch.ones(512, 512, dtype=dtype)}
+        return Timer("a @ b", globals=values, timer=time.thread_time, num_threads=1).timeit(4).mean
+
+    return seconds(torch.float32) > BF16_SPEEDUP * seconds(torch.bfloat16)
 
 
 @cache

@@ -4,15 +4,13 @@ The report has the memory plan, disk space and seconds per round, as text and as
 downloaded.
 """
 
-import time
-import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Final
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from torch.utils.benchmark import Timer
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.models.chat import Chat
@@ -293,16 +291,10 @@ def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Return the shortest time among a first run and the runs in the MEASURE_S seconds after it.
-
-    The first run includes the libraries' set-up, which for cuBLAS alone may take longer than MEASURE_S.
-    """
+    """Return the shortest time among the runs in MEASURE_S seconds, after the libraries' set-up."""
     # Reading a number waits for the device to finish.
-    once = partial(timeit.timeit, lambda: work().reshape(-1)[0].item(), timer=time.perf_counter, number=1)
-    best, begun = once(), time.perf_counter()
-    while time.perf_counter() - begun < MEASURE_S:
-        best = min(best, once())
-    return best
+    timer = Timer("work().reshape(-1)[0].item()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return min(timer.blocked_autorange(min_run_time=MEASURE_S).times)
 
 
 def _two_digits(value: float) -> float:

@@ -3,8 +3,8 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -162,7 +162,7 @@ def test_memory_that_a_device_allocates_at_first_use_is_not_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, runs = [0.0], list[float]()
-    monkeypatch.setattr(doctor, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(doctor, "Timer", partial(doctor.Timer, timer=lambda: now[0]))
 
     def work() -> torch.Tensor:
         runs.append(0.01 if runs else 0.3)
