@@ -10,7 +10,6 @@ The base may be stored in 4 bits (QLoRA, arXiv 2305.14314): NF4 by bitsandbytes,
 in the model from the start, and equal for all users.
 """
 
-import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -96,15 +95,8 @@ def joined_factors(layers: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
 
 
 def lora_layers(network: nn.Module) -> list[tuple[str, Any]]:
-    """Return the adapted layers, of peft's class, and their names.
-
-    peft is not imported for this, as its import is slow: if it was never imported, no layer is adapted.
-    """
-    if "peft" not in sys.modules:
-        return []
-    from peft.tuners.lora import Linear as LoraLinear
-
-    return [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLinear)]
+    """Return the adapted layers, of peft's class, and their names. Does not import peft, which is slow."""
+    return [(name, module) for name, module in network.named_modules() if hasattr(module, "lora_A")]
 
 
 @torch.no_grad()
