@@ -103,14 +103,11 @@ def _as_its_file_says(tokenizer: Any, folder: Path, source: str) -> Any:
     transformers picks a class by the model's type, and may build it from the vocabulary alone. The file is
     right, since the model was trained with it.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return tokenizer
     try:
-        own = Tokenizer.from_file(str(path))
+        own = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception:
-        # tokenizers raises only Exception itself for an unreadable file. transformers could load the
-        # tokenizer, so keep that one.
+        # tokenizers raises only Exception itself for a missing or unreadable file. transformers could load
+        # the tokenizer, so keep that one.
         return tokenizer
     if all(ids_of(tokenizer, text) == own.encode(text, add_special_tokens=False).ids for text in PROBES):
         return tokenizer
