@@ -74,8 +74,11 @@ def checked_folder(folder: Path, source: str, *, weights: bool = False) -> Itera
     files = small_files(folder, source)
     documents = {"config.json": read_config_json(folder, source)}
     if "tokenizer_config.json" in files:
-        found = _read_object(folder / "tokenizer_config.json", source)
-        documents["tokenizer_config.json"] = {k: v for k, v in found.items() if not _ELSEWHERE.search(k)}
+        documents["tokenizer_config.json"] = {
+            key: value
+            for key, value in _read_object(folder / "tokenizer_config.json", source).items()
+            if not _ELSEWHERE.search(key)
+        }
     if weights:
         tensors = {name: stored.file for name, stored in weight_map(folder, source).items()}
         files |= {name: plain_file(folder / name, source) for name in set(tensors.values())}
