@@ -305,7 +305,6 @@ def export(
         lost,
     )
     figures = figures_of(metrics)
-    for_ollama = "" if ollama is None else _modelfile(network, place, ollama)
     partial = durable.draft_beside(out)
     try:
         partial.mkdir(parents=True)
@@ -314,8 +313,8 @@ def export(
             write_gguf(partial / out.name, network, load_tokenizer(place, network), place.source)
         else:
             _write(partial, network, place, adapter_only)
-        if for_ollama:
-            (partial / "Modelfile").write_text(for_ollama, encoding="utf-8")
+        if ollama is not None:
+            (partial / "Modelfile").write_text(_modelfile(network, place, ollama), encoding="utf-8")
         # Apply the usual file mode; safetensors makes its files readable for their owner only.
         mode = (partial / "README.md").stat().st_mode
         for path in partial.iterdir():
