@@ -189,7 +189,7 @@ class JoinedSwarm(
 
         Raises ConfigError if the configuration cannot be used.
         """
-        self._state, self._talk, self._share = state, talk, SHARES[share or config.sharing.share]
+        self._talk, self._share = talk, SHARES[share or config.sharing.share]
         self.curriculum = curriculum = curriculum_of(config)
         self._verifier = Verifier(curriculum)
         rng = random.Random(secrets.randbits(64) if config.seed is None else config.seed)
@@ -198,21 +198,24 @@ class JoinedSwarm(
         self._closed, self._round, self._collected = False, 1, 0
         # Answers that the program shared and that are not scored yet.
         self._given: deque[tuple[Task, tuple[Completion, ...]]] = deque(maxlen=MAX_HELD)
-        self._scorer = threading.Thread(target=self._score_all, name="swarmd-scorer", daemon=True)
         self._network: Network | None = None
         if state is None:
             return
         try:
-            self._network = Network(config, state, author, self._changed, talk, stopped or self._close_soon)
+            network = Network(config, state, author, self._changed, talk, stopped or self._close_soon)
         except BaseException:
             state.close()
             raise
+        self._network = network
+        self._scorer = threading.Thread(
+            target=self._score_all, args=(network,), name="swarmd-scorer", daemon=True
+        )
         sharing = Sharing(config.sharing)
         self._parts = ReceivingParts(
-            me=self._network.peer_id,
+            me=network.peer_id,
             tasks=self.tasks.source,
             reward=self._verifier,
-            swarm=self._network,
+            swarm=network,
             pool=Pool(config.round.max_age),
             batch_rng=random.Random(secrets.randbits(64)),
             external=config.round.external,
@@ -327,8 +330,7 @@ class JoinedSwarm(
             if self._scorer.is_alive():
                 self._scorer.join(CLOSE_S)
             self._network.leave()
-            if self._state is not None:
-                self._state.close()
+            self._network.state.close()
         self._verifier.close()
 
     def __exit__(self, *_error: object) -> None:
@@ -379,9 +381,7 @@ class JoinedSwarm(
 
     # The scorer's thread.
 
-    def _score_all(self) -> None:
-        assert self._network is not None
-        network = self._network
+    def _score_all(self, network: Network) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._given or network.arrived)

@@ -52,7 +52,7 @@ class Network:
         """Build the member, without running it. Raises ConfigError if the configuration cannot be used."""
         if config.swarm.engine == "none":
             raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "libp2p".')
-        self._changed, self._state, self._talk, self._stop = changed, state, talk, stop
+        self._changed, self.state, self._talk, self._stop = changed, state, talk, stop
         self._arrived: FairQueue[Rollout] = FairQueue()
         self.error: BaseException | None = None
         self.ready = threading.Event()
@@ -147,7 +147,7 @@ class Network:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._swarm.driver.run, self._swarm.member)
                 await nursery.start(self._swarm.run)
-                await nursery.start(partial(control.serve, self._state.path, handlers))
+                await nursery.start(partial(control.serve, self.state.path, handlers))
                 self.ready.set()
 
     def _put(self, delivered: Deliver) -> None:
@@ -173,7 +173,7 @@ class Network:
             cause=cause if self.error is None else str(self.error),
             remedy="" if self.error is None else "join again; the program's own work goes on without it",
             pid=os.getpid(),
-            state_dir=str(self._state.path),
+            state_dir=str(self.state.path),
             started_at=self._started_at,
             round=exchange.market.board.round,
             waiting=waiting,
