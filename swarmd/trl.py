@@ -101,8 +101,7 @@ class SwarmGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         Raises ConfigError for options that cannot be combined with external groups.
         """
         _refuse(args, train_dataset, options)
-        funcs = reward_func(swarm) if reward_funcs is None else reward_funcs
-        super().__init__(model, funcs, args, train_dataset, *more, **options)
+        super().__init__(model, reward_funcs or reward_func(swarm), args, train_dataset, *more, **options)
         self.swarm, self.replaced = swarm, 0
         either: Any = self.processing_class
         self._words: Any = getattr(either, "tokenizer", either)

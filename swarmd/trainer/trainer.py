@@ -197,9 +197,13 @@ class Trainer:
             return True
         if not self.starved:
             self.starved = True
-            cause = "no rollouts of other nodes to train on, and round.local is 0"
-            remedy = "wait until peers share (`swarmd peers` lists them), or set round.local above 0"
-            self.link.tell(link.TrainerState(NodeState.WAITING, cause, remedy))
+            self.link.tell(
+                link.TrainerState(
+                    NodeState.WAITING,
+                    "no rollouts of other nodes to train on, and round.local is 0",
+                    "wait until peers share (`swarmd peers` lists them), or set round.local above 0",
+                )
+            )
         self.link.wait(self._until_save(MAX_WAIT_S), rollouts=True)
         self._between_rounds()
         return False
@@ -320,8 +324,11 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
     daemon.tell(loading)
 
     def report(download: Download) -> None:
-        remedy = "wait; Ctrl-C exits at once, and the same command resumes the download"
-        fetching = link.TrainerState(NodeState.STARTING, download.words, remedy)
+        fetching = link.TrainerState(
+            NodeState.STARTING,
+            download.words,
+            "wait; Ctrl-C exits at once, and the same command resumes the download",
+        )
         daemon.tell(loading if download.seconds_left == 0 else fetching)
 
     check_workers(config)
