@@ -359,7 +359,7 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         )
         with apart as workers:
             if workers is not None:
-                parts = beside_generators(parts, workers.policy, workers.generators, workers.lag.note)
+                parts = beside_generators(parts, workers.policy, workers.generators, workers.note)
                 daemon.rest_along(lambda resting: workers.generators.rest(resting, "the daemon says so"))
             yield Trainer(
                 config, start.seed, parts, policy, verifier, daemon, checkpoints, metrics, behind,

@@ -81,47 +81,38 @@ def for_trainer(config: NodeConfig) -> NodeConfig:
 
 
 @dataclass
-class LagMeter:
-    """Measures the age, in updates, of the weights that generated a batch's local tokens."""
-
-    version: Callable[[], int]
-    _means: list[float] = field(default_factory=list)
-    _largest: int = 0
-
-    def note(self, batch: Sequence[Scored]) -> None:
-        now = self.version()
-        for versions in (v for s in batch if s.tokens for v in s.tokens.versions if v):
-            self._means.append(now - fmean(versions))
-            self._largest = max(self._largest, now - min(versions))
-
-    def read(self) -> tuple[float, int]:
-        """Return the mean over completions and the maximum over tokens, since the last call."""
-        found = fmean(self._means) if self._means else 0.0, self._largest
-        self._means, self._largest = [], 0
-        return found
-
-
-@dataclass
 class WorkerGroup:
     policy: LanguagePolicy  # its update is a step of all trainers
     generators: Generators
     trainers: Trainers | None
     handover: WeightWriter
-    lag: LagMeter
     # Pairs of (tokens generated so far, time).
     _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_ROUNDS))
+    # Of the local completions since the last report: the mean age of each one's weights, in updates, and the
+    # age of the oldest weights.
+    _lags: list[float] = field(default_factory=list)
+    _largest_lag: int = 0
+
+    def note(self, batch: Sequence[Scored]) -> None:
+        """Measure the age of the weights that generated a batch's local tokens."""
+        now = self.policy.version
+        for versions in (v for s in batch if s.tokens for v in s.tokens.versions if v):
+            self._lags.append(now - fmean(versions))
+            self._largest_lag = max(self._largest_lag, now - min(versions))
 
     def report(self, now: float) -> WorkerFigures:
         """Return the workers' part of the round's line of metrics.jsonl. now: seconds, any epoch."""
         generators, flow, trainers = self.generators, self.generators.flow, self.trainers
         self._read.append((flow.tokens, now))
-        (tokens, since), (lag_mean, lag_max) = self._read[0], self.lag.read()
+        tokens, since = self._read[0]
+        lag = Ages(fmean(self._lags) if self._lags else 0.0, self._largest_lag)
+        self._lags, self._largest_lag = [], 0
         further = trainers.pids if trainers else []
         return WorkerFigures(
             generators=WorkerCounts(len(generators.working), len(generators.pids), generators.pids),
             trainers=WorkerCounts(trainers.alive if trainers else 1, 1 + len(further), further),
             version=self.handover.version,
-            lag=Ages(lag_mean, lag_max),
+            lag=lag,
             tokens_per_second=(flow.tokens - tokens) / (now - since) if now > since else None,
             questions={"in_flight": flow.in_flight},
             waiting=len(flow.finished),
@@ -186,7 +177,6 @@ def open_workers(
             generators,
             trainers,
             handover,
-            LagMeter(lambda: policy.version),
         )
 
 

@@ -61,7 +61,7 @@ def test_two_generators_switch_to_newer_weights_within_an_answer(tmp_path: Path)
             assert all(max(v) <= policy.version for v in versions)
             within = within or any(len(set(v)) > 1 for v in versions)
             batch = [scored(task, answers, 1) for task, answers in taken]
-            crew.lag.note(batch)
+            crew.note(batch)
             crew.policy.update(batch)
             rounds += 1
         assert policy.version == rounds
