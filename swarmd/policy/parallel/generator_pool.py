@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from swarmd.policy.parallel.messages import FinishedAnswers, Message, NewQuestions, Rest, WorkerReady
+from swarmd.policy.parallel.messages import FinishedAnswers, NewQuestions, Rest, WorkerReady
 from swarmd.policy.parallel.question_queue import QuestionQueue
 from swarmd.policy.parallel.worker import ProcessLost, WorkerProcess
 from swarmd.types import Generation, Task
@@ -82,7 +82,14 @@ class Generators(ExitStack):
         failure: Exception
         try:
             while (message := child.receive()) is not None:
-                self._handle(number, message)
+                with self._changed:
+                    match message:
+                        case WorkerReady():
+                            self.working.add(number)
+                        case FinishedAnswers(answers):
+                            self.flow.answered(number, answers)
+                            self._changed.notify_all()
+                    self._top_up(number)
             failure = ProcessLost(
                 f"generator {number} ended ({child.end()}). If memory is short, lower workers.generators"
                 " or choose a smaller model"
@@ -94,16 +101,6 @@ class Generators(ExitStack):
             # `wait` raises it in the trainer's loop.
             self._failure = self._failure or failure
             self._changed.notify_all()
-
-    def _handle(self, number: int, message: Message) -> None:
-        with self._changed:
-            match message:
-                case WorkerReady():
-                    self.working.add(number)
-                case FinishedAnswers(answers):
-                    self.flow.answered(number, answers)
-                    self._changed.notify_all()
-            self._top_up(number)
 
     def _top_up(self, number: int) -> None:
         if questions := self.flow.hand_out(number):
