@@ -92,7 +92,8 @@ class Network:
 
     def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
         """Begin another round. used: author and specialty of each rollout of the last round's batch."""
-        self._soon(self._next_round, number, used, lead)
+        self._soon(self._swarm.used, used)
+        self._soon(self._swarm.driver.put, RoundBegan(number, lead))
 
     def status(self) -> Status:
         """Return the status; the network thread makes it while that runs."""
@@ -155,10 +156,6 @@ class Network:
         with self._changed:
             self._arrived.put(rollout, rollout.author, rollout.group, rollout.size)
             self._changed.notify_all()
-
-    def _next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
-        self._swarm.used(used)
-        self._swarm.driver.put(RoundBegan(number, lead))
 
     def _status(self) -> Status:
         exchange, swarm = self._swarm.exchange, self._swarm.status()
