@@ -125,7 +125,7 @@ class Checkpoints:
         return final
 
     def newest(
-        self, take_up: Callable[[RunState, Path], None] | None = None
+        self, take_up: Callable[[RunState, Path], None] = lambda *_: None
     ) -> tuple[RunState, Path, list[str]] | None:
         """Return the newest intact checkpoint, its folder, and notes on skipped ones; None if there is none.
 
@@ -141,12 +141,11 @@ class Checkpoints:
                 _verify(path, self._needs)
                 state = msgspec.msgpack.decode((path / "run.msgpack").read_bytes(), type=RunState)
                 _check(state, path)
-                if take_up is not None:
-                    take_up(state, path)
+                take_up(state, path)
             except _DAMAGE as error:
                 damaged.append((path, error))
-                continue
-            return state, path, [_set_aside(*each) for each in damaged]
+            else:
+                return state, path, [_set_aside(*each) for each in damaged]
         if damaged:
             why = "; ".join(f"{path.name} is damaged ({error})" for path, error in damaged)
             raise SwarmdError(

@@ -45,13 +45,12 @@ def merged(updates: Sequence[UpdateReport]) -> UpdateReport:
     for name in UpdateReport.__struct_fields__:
         # Not every update measures every figure.
         there = [(value, u.tokens) for u in updates if (value := getattr(u, name)) is not None]
-        if not there:
-            continue
-        values, weights = zip(*there, strict=True)
-        if isinstance(values[0], int):
-            figures[name] = sum(values)
-        else:
-            figures[name] = sum(map(mul, values, weights)) / max(1, sum(weights))
+        if there:
+            values, weights = zip(*there, strict=True)
+            if isinstance(values[0], int):
+                figures[name] = sum(values)
+            else:
+                figures[name] = sum(map(mul, values, weights)) / max(1, sum(weights))
     return UpdateReport(**figures)
 
 

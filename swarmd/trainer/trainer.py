@@ -96,33 +96,28 @@ class Trainer:
 
         after_first: called once the first round is finished.
         """
-        with suppress(RoundCut):
-            self._rounds(after_first)
-        self._save()
-        self.link.tell(link.Stopped(self.round))
-
-    def _rounds(self, after_first: Callable[[], None]) -> None:
         limit, begun_at = self.config.round.rounds, self.round
         self.link.tell(
             link.TrainerState(
                 NodeState.TRAINING, "the first round since the start", "wait: it is often the longest"
             )
         )
-        while not self.link.stopping and not (limit and self.round >= limit):
-            if self.link.paused:
-                self._pause()
-                continue
-            if not self._supplied():
-                continue
-            begun = time.monotonic()
-            self._one_round()
-            if self.round == begun_at + 1:
-                after_first()
-            asked = self.config.judge.url and self.round % self.config.judge.every == 0
-            if asked and time.monotonic() - begun > LONG_ROUND_S:
-                self.link.wait(QUESTION_S)
-            self._between_rounds()
-            self._rest(begun + self.config.round.pace)
+        with suppress(RoundCut):
+            while not self.link.stopping and not (limit and self.round >= limit):
+                if self.link.paused:
+                    self._pause()
+                elif self._supplied():
+                    begun = time.monotonic()
+                    self._one_round()
+                    if self.round == begun_at + 1:
+                        after_first()
+                    asked = self.config.judge.url and self.round % self.config.judge.every == 0
+                    if asked and time.monotonic() - begun > LONG_ROUND_S:
+                        self.link.wait(QUESTION_S)
+                    self._between_rounds()
+                    self._rest(begun + self.config.round.pace)
+        self._save()
+        self.link.tell(link.Stopped(self.round))
 
     def _one_round(self) -> None:
         log_with(round=self.round + 1)
