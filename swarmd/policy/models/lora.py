@@ -67,20 +67,17 @@ def base_of(layer: Any) -> Any:
     return getattr(layer, "base_layer", layer)
 
 
-def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
+def lora_factors(layer: Any) -> tuple[Tensor, Tensor] | None:
     """Return A [r, n] and s B [m, r] of a layer, or None if no adapter is active.
 
     They have the dtype of the layer's base, as with torch's autocast.
     """
-    adapter: Any = layer
-    if not hasattr(layer, "lora_A") or adapter.disable_adapters:
+    if not hasattr(layer, "lora_A") or layer.disable_adapters:
         return None
-    (name,) = adapter.active_adapters
-    base = adapter.base_layer
+    (name,) = layer.active_adapters
+    base = layer.base_layer
     dtype = base.weight.dtype if isinstance(base, nn.Linear) else base.dtype
-    return adapter.lora_A[name].weight.to(dtype), (adapter.lora_B[name].weight * adapter.scaling[name]).to(
-        dtype
-    )
+    return layer.lora_A[name].weight.to(dtype), (layer.lora_B[name].weight * layer.scaling[name]).to(dtype)
 
 
 def joined_factors(layers: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
