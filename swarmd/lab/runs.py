@@ -158,9 +158,10 @@ async def _play_run(
 
     with TemporaryDirectory(prefix="swarmd-") as private:
         async with trio.open_nursery() as nursery:
-            for rank in range(nodes) if apart else ():
-                nursery.start_soon(play, f"node {rank} of {nodes}: ", str(rank), f"{private}/meeting")
-            if not apart:
+            if apart:
+                for rank in range(nodes):
+                    nursery.start_soon(play, f"node {rank} of {nodes}: ", str(rank), f"{private}/meeting")
+            else:
                 nursery.start_soon(play, "")
     # A process that failed comes first, but after it those that only lost it.
     name, (code, words) = min(ended.items(), key=lambda each: (not each[1][0], each[1][0] == LOST_EXIT_CODE))

@@ -32,14 +32,10 @@ def train(begin: Begin, inside: WorkerLink) -> None:
                 inside.send(Stepped(learner.updates, digest(learner) if check else None))
 
 
-def main() -> None:
+if __name__ == "__main__":
     try:
         run(train)
     except ProcessLost as lost:
         # Rank 0 loses the connection, too, and ends.
         log.warning("another trainer is lost: %s", lost)
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

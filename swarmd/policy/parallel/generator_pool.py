@@ -79,7 +79,6 @@ class Generators(ExitStack):
 
     def _listen(self, number: int, child: WorkerProcess) -> None:
         """Handle a generator's messages until it ends."""
-        failure: Exception
         try:
             while (message := child.receive()) is not None:
                 with self._changed:
@@ -90,7 +89,7 @@ class Generators(ExitStack):
                             self.flow.answered(number, answers)
                             self._changed.notify_all()
                     self._top_up(number)
-            failure = ProcessLost(
+            failure: Exception = ProcessLost(
                 f"generator {number} ended ({child.end()}). If memory is short, lower workers.generators"
                 " or choose a smaller model"
             )
