@@ -204,9 +204,6 @@ class Timetable:
     last: float  # time of the last save, or of the start
     paid: float = -math.inf  # time from which the bytes written are within the limit again
 
-    def due(self, now: float) -> bool:
-        return now >= self.last + self.every and self.affordable(now)
-
     def affordable(self, now: float) -> bool:
         """Return whether another checkpoint may be written without exceeding the limit."""
         return now >= self.paid

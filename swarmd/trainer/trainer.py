@@ -219,7 +219,7 @@ class Trainer:
 
     def _between_rounds(self) -> None:
         """Save if due, and answer the judge; called between rounds and whenever the loop waits."""
-        if self.timetable.due(time.monotonic()):
+        if self.timetable.until_due(time.monotonic()) == 0:
             self._save()
         self._answer_judge()
         if self.link.compares:

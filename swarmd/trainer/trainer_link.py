@@ -83,8 +83,7 @@ class TrainerLink:
     @property
     def waiting(self) -> int:
         """Return how many rollouts `collect` would return."""
-        with self._changed:
-            return len(self._arrived)
+        return len(self._arrived)
 
     def wait(self, seconds: float, *, rollouts: bool = False, questions: bool = True) -> None:
         """Wait until the time is over, or until an event needs the loop.
