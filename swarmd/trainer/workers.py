@@ -31,7 +31,6 @@ from swarmd.policy.parallel.messages import Begin
 from swarmd.policy.parallel.question_queue import QuestionQueue
 from swarmd.policy.parallel.weight_sync import WeightWriter, private_folder
 from swarmd.policy.parallel.worker import WorkerProcess
-from swarmd.state.status import ModelDescription
 from swarmd.types import Ages, Scored, Task, WorkerCounts, WorkerFigures
 
 # Rounds whose questions a generator holds: the one it answers and the next one.
@@ -133,7 +132,14 @@ def open_workers(
     policy: already resumed. draw: draws tasks, from any thread.
     """
     workers, asked = config.workers, config.round.local
-    settled = _settled(config, policy.description)
+    # All workers load the model with the device, dtype and revision that this process chose.
+    description = policy.description
+    found = {
+        "device": description.device.partition(":")[0],
+        "dtype": description.dtype,
+        "revision": description.revision,
+    }
+    settled = config.model_copy(update={"model": config.model.model_copy(update=found)})
     replay = config.replay.mode == "on"
     with ExitStack() as stack:
         size = sum(w.nbytes for w in policy.trained.values())
@@ -178,19 +184,6 @@ def open_workers(
             trainers,
             handover,
         )
-
-
-def _settled(config: NodeConfig, description: ModelDescription) -> NodeConfig:
-    """Return the configuration with the device, dtype and revision that this process chose.
-
-    So all workers load the same model.
-    """
-    found = {
-        "device": description.device.partition(":")[0],
-        "dtype": description.dtype,
-        "revision": description.revision,
-    }
-    return config.model_copy(update={"model": config.model.model_copy(update=found)})
 
 
 def sharing(config: NodeConfig, place: int) -> int:

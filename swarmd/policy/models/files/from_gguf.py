@@ -144,8 +144,9 @@ def _write_weights(file: str, metadata: Mapping[str, Any], out: Path, folder: Pa
 
 def _names_alone(config: Any, file: str) -> Any:
     """Return a stand-in network with names only: transformers would rebuild its name table per module."""
-    skeleton = skeleton_of(config, file)
-    return SimpleNamespace(config=config, state_dict=skeleton.state_dict, named_children=tuple)
+    return SimpleNamespace(
+        config=config, state_dict=skeleton_of(config, file).state_dict, named_children=tuple
+    )
 
 
 def _read(file: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
