@@ -176,7 +176,7 @@ LOOSE = {
     "swarmd/lab/play.py": 4,
     "swarmd/lab/results.py": 1,
     "swarmd/lab/statistics.py": 3,
-    "swarmd/lab/torch_node.py": 2,
+    "swarmd/lab/torch_node.py": 1,
     "swarmd/library/joined_swarm.py": 1,
     "swarmd/policy/export.py": 1,
     "swarmd/policy/models/architecture.py": 1,
