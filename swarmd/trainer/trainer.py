@@ -185,8 +185,7 @@ class Trainer:
         """Return whether external rollouts suffice for a round of a node that asks nothing; else wait."""
         self.parts.pool.forget(self.round + 1)
         oldest = self.round + 1 - self.config.round.max_age if self.parts.schedule.resting else 0
-        there = [scored for scored in self.parts.pool.snapshot() if scored.round >= oldest]
-        if self.link.waiting or any(scored.informative for scored in there):
+        if self.link.waiting or any(s.informative and s.round >= oldest for s in self.parts.pool.snapshot()):
             if self.starved:
                 self._say_training()
             return True
@@ -221,7 +220,11 @@ class Trainer:
         """Save if due, and answer the judge; called between rounds and whenever the loop waits."""
         if self.timetable.until_due(time.monotonic()) == 0:
             self._save()
-        self._answer_judge()
+        if (question := self.link.question()) is not None:
+            # Save first: the judge must grade weights that cannot be lost.
+            self._save()
+            answer = self.policy.answer(question.text)
+            self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
         if self.link.compares:
             self._compare()
 
@@ -271,13 +274,6 @@ class Trainer:
                 if said:
                     self._say_training()
                 return
-
-    def _answer_judge(self) -> None:
-        if (question := self.link.question()) is not None:
-            # Save first: the judge must grade weights that cannot be lost.
-            self._save()
-            answer = self.policy.answer(question.text)
-            self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
 
     def _compare(self) -> None:
         """Answer a question with the current and the initial weights, without the run's random numbers."""
