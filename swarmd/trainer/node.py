@@ -14,7 +14,7 @@ The parts know each other only by the protocols of `swarmd/protocols.py`, and no
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,11 @@ from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.protocols import Answers, LogprobPolicy, Policy, Reward, Sampler, SelectivePolicy, Swarm
+from swarmd.protocols import LogprobPolicy, Policy, Reward, Sampler, SelectivePolicy, Swarm
 from swarmd.tasks.source import open_tasks
 from swarmd.trainer.answer_limits import AnswerLimits
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.parts import RoundParts
-from swarmd.types import Scored
 
 
 def build(
@@ -60,8 +59,9 @@ def build(
     pool, schedule, remember = Pool(config.round.max_age), ReplaySchedule(), None
     if config.replay.mode == "on":
         remember = remembering.logprobs if remembering else None
+        batch = config.replay.batch or max(1, config.round.local + config.round.external)
         pool, schedule = (
-            _replay_pool(config, me, remembers=remember is not None),
+            _replay_pool(config, me, batch, remembers=remember is not None),
             ReplaySchedule(
                 config.replay.updates_per_round, config.replay.max_clip_fraction, config.replay.max_kl
             ),
@@ -69,7 +69,7 @@ def build(
         sampler = Replay(
             pool,
             schedule,
-            _batch_size(config),
+            batch,
             sampler,
             config.round.max_age,
             sharing,
@@ -119,23 +119,7 @@ def build(
     )
 
 
-def beside_generators(
-    parts: RoundParts, policy: Policy, generators: Answers, built: Callable[[Sequence[Scored]], object]
-) -> RoundParts:
-    """Return the parts for rounds whose answers come from generators.
-
-    policy: its update is a step of all trainers. built: called with each batch.
-    """
-    return replace(
-        parts, policy=policy, generators=generators, build_batch=replace(parts.build_batch, built=built)
-    )
-
-
-def _batch_size(config: NodeConfig) -> int:
-    return config.replay.batch or max(1, config.round.local + config.round.external)
-
-
-def _replay_pool(config: NodeConfig, me: PeerId, *, remembers: bool) -> Pool:
+def _replay_pool(config: NodeConfig, me: PeerId, batch: int, *, remembers: bool) -> Pool:
     """Build a pool that keeps local rollouts too.
 
     External rollouts get the same share of the pool as of the batch. They stay as long as local ones only if
@@ -145,7 +129,7 @@ def _replay_pool(config: NodeConfig, me: PeerId, *, remembers: bool) -> Pool:
     replay, share = config.replay, config.round.external / max(1, config.round.local + config.round.external)
     limits = PoolLimits(me, replay.max_age, replay.positive_bias, share, replay.author_share)
     age = replay.max_age if remembers else config.round.max_age
-    return Pool(age, replay.size or 3 * _batch_size(config), limits)
+    return Pool(age, replay.size or 3 * batch, limits)
 
 
 def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:

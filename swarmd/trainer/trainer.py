@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from swarmd.state.status import NodeState
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
 from swarmd.trainer.checkpoint import Checkpoints, Timetable
-from swarmd.trainer.node import beside_generators, build, resume, run_state
+from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.progress import RoundProgress
 from swarmd.trainer.round import run_round
@@ -350,7 +350,13 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
         )
         with apart as workers:
             if workers is not None:
-                parts = beside_generators(parts, workers.policy, workers.generators, workers.note)
+                # The update of this policy is a step of all trainers.
+                parts = replace(
+                    parts,
+                    policy=workers.policy,
+                    generators=workers.generators,
+                    build_batch=replace(parts.build_batch, built=workers.note),
+                )
                 daemon.rest_along(lambda resting: workers.generators.rest(resting, "the daemon says so"))
             yield Trainer(
                 config, start.seed, parts, policy, verifier, daemon, checkpoints, metrics, behind,
@@ -388,8 +394,7 @@ def _asking_well(
     style, notes = styles_of(config, curriculum)[0], list[str]()
     with suppress(RoundCut):
         style, notes = settled(config, curriculum, Path(start.state_dir), trial)
-    model = config.model.model_copy(update={"examples": style.examples, "opening": style.opening})
-    config = config.model_copy(update={"model": model})
+    config = config.model_copy(update={"model": config.model.model_copy(update=asdict(style))})
     return config, policy.showing(style.examples, style.opening), notes
 
 

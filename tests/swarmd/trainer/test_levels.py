@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from swarmd.exchange import wire
 from swarmd.policy.parallel.question_queue import QuestionQueue
 from swarmd.tasks.curriculum import LADDER_9, level_of
 from swarmd.trainer.checkpoint import Checkpoints
-from swarmd.trainer.node import beside_generators, build, resume, run_state
+from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.parts import RoundParts
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Generation, Rollout, Task, TaskRef
@@ -82,7 +83,7 @@ def test_late_answers_of_generators_do_not_change_the_level() -> None:
         def collect(self) -> list[tuple[Task, Generation]]:
             return queue.collect(4)
 
-    apart = beside_generators(parts, policy, Beside(), lambda _: None)
+    apart = replace(parts, generators=Beside())
     for texts, level in ((RIGHT, 2), (RIGHT, 2), (WRONG, 2)):
         policy.script = iter([texts])
         now, held = held[:4], held[4:]
