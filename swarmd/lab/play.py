@@ -132,8 +132,9 @@ class PlayedSwarm:
         exchange = Exchange(
             self.curriculum, config.round, config.sharing, config.model.name, rng, WHOLE_BYTES if whole else 0
         )
-        engine = partial(self._memory.join, identity.peer_id)
-        return self._node(exchange, identity, self._topic, engine, lambda: self._now)
+        return self._node(
+            exchange, identity, self._topic, partial(self._memory.join, identity.peer_id), lambda: self._now
+        )
 
     def round(self, number: int) -> dict[str, Any]:
         """Play one round of every node. Returns its line of the results, with lists by node."""

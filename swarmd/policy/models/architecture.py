@@ -169,9 +169,9 @@ def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.M
             if getattr(architecture, "auto_map", None):
                 raise _remote_code(source) from None
             if "Unrecognized configuration class" in str(error):
-                kind = type(architecture).__name__
                 raise NoModel(
-                    f"{source} is no causal language model ({kind}). Choose one that generates text."
+                    f"{source} is no causal language model ({type(architecture).__name__}). Choose one that"
+                    " generates text."
                 ) from None
         raise _not_built(source, error) from error
     return network

@@ -217,9 +217,13 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         cache_tokens //= 2
     cache_tokens = max(cache_tokens, one)
     cached, rows = min(cache_tokens, work.questions * one), at_once() * work.completions
-    head_rows = f"{rows:,} rows × {shape.vocabulary:,} × {LOGIT_BYTES} B"
     answering = [
-        Item("answering", "logits", head_rows, at_once() * logits),
+        Item(
+            "answering",
+            "logits",
+            f"{rows:,} rows × {shape.vocabulary:,} × {LOGIT_BYTES} B",
+            at_once() * logits,
+        ),
         Item("answering", "keys and values", f"{cached:,} tokens × {key_value:,} B", cached * key_value),
     ]
     if copied:

@@ -266,8 +266,9 @@ def _index(folder: Path, source: str) -> dict[str, str]:
         raise _bad_index(folder, source, "it has no weight_map")
     for name in files.values():
         if not isinstance(name, str) or not _SHARD.fullmatch(name):
-            why = f"it names {shown(name)}, which is no safetensors file of the folder"
-            raise _bad_index(folder, source, why)
+            raise _bad_index(
+                folder, source, f"it names {shown(name)}, which is no safetensors file of the folder"
+            )
     return files
 
 
