@@ -289,8 +289,9 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
             raise BadExperiment(
                 f"{source}: {where}: `nodes` is missing. Add it: several groups need their numbers of nodes."
             )
-        sections = [file.base, parsed.model_extra or {}, group.model_extra or {}]
-        nodes += [_config(sections, source, where)] * count
+        nodes += [
+            _config([file.base, parsed.model_extra or {}, group.model_extra or {}], source, where)
+        ] * count
     return Setting(
         nodes=tuple(nodes),
         whole=(parsed.sets or file.sets) == "whole",

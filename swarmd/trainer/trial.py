@@ -220,8 +220,9 @@ def examined(config: NodeConfig) -> Mapping[PromptStyle, StyleFigures]:
     """
     model, curriculum = config.model, curriculum_of(config)
     examples = "auto" if isinstance(model.examples, str) else model.examples
-    free = model.model_copy(update={"examples": examples, "opening": "auto"})
-    config = config.model_copy(update={"model": free})
+    config = config.model_copy(
+        update={"model": model.model_copy(update={"examples": examples, "opening": "auto"})}
+    )
     if len(styles_of(config, curriculum)) == 1:
         return {}
     with Verifier(curriculum) as verifier, closing(LanguagePolicy.open(config, seed=0)) as policy:

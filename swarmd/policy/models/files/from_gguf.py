@@ -138,8 +138,11 @@ def _write_weights(file: str, metadata: Mapping[str, Any], out: Path, folder: Pa
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     dtype = _TYPES.get(metadata.get("general.file_type", -1), torch.float16)
     tensors = load_gguf_checkpoint(file, True, _names_alone(config, file), dtype)["tensors"]
-    kept = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
-    save_file(kept, out / WEIGHTS, {"format": "pt"})
+    save_file(
+        {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()},
+        out / WEIGHTS,
+        {"format": "pt"},
+    )
 
 
 def _names_alone(config: Any, file: str) -> Any:
