@@ -56,15 +56,16 @@ def dataset(swarm: JoinedSwarm, size: int = 1000, system_prompt: str = SYSTEM_PR
     system_prompt: asks for <answer>…</answer>; "": none.
     """
     head = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    rows = [
-        {
-            "prompt": [*head, {"role": "user", "content": task.question}],
-            "specialty": task.ref.specialty,
-            "n": task.ref.n,
-        }
-        for task in swarm.tasks.draw(size, all_levels=True)
-    ]
-    return Dataset.from_list(rows)
+    return Dataset.from_list(
+        [
+            {
+                "prompt": [*head, {"role": "user", "content": task.question}],
+                "specialty": task.ref.specialty,
+                "n": task.ref.n,
+            }
+            for task in swarm.tasks.draw(size, all_levels=True)
+        ]
+    )
 
 
 def reward_func(swarm: JoinedSwarm) -> Callable[..., list[float]]:
