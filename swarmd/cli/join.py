@@ -319,7 +319,7 @@ def leave(
     answer(document, f"{folder}: removed {_names(removed)}\nYou left the swarm.", as_json, people=sys.stderr)
 
 
-def _show_leaving(folder: Path, removed: "Sequence[Path]", stays: "Sequence[Path]", *, running: bool) -> None:
+def _show_leaving(folder: Path, removed: Sequence[Path], stays: Sequence[Path], *, running: bool) -> None:
     lines = [
         *(["the node would stop: it finishes its round and saves"] if running else []),
         f"in {folder}",
