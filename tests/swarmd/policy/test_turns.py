@@ -63,7 +63,7 @@ def test_decoding_goes_on_after_each_reply(folders: dict[str, Path], family: str
             ended = sum(t in ENDS for t in drawn)
             assert sample.ended == (drawn[-1] in ENDS) and ended in (times, times + 1)
             # A turn is followed by a reply, unless it was the last or there is no room for another.
-            assert ended == times or ended == TURNS or len(sample.ids) + len(REPLY) + 1 >= sampling.limits[i]
+            assert ended in (times, TURNS) or len(sample.ids) + len(REPLY) + 1 >= sampling.limits[i]
             exact = plain_logprobs(network, prompt, sample.ids)
             found = torch.tensor(sample.logprobs)
             torch.testing.assert_close(exact[torch.tensor(sample.drawn)], found, atol=2e-4, rtol=1e-4)
