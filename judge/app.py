@@ -48,12 +48,16 @@ async def ask(request: Request) -> Response:
 async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
     """Answer a question; return its grade with a signed receipt.
 
-    The first answer counts for the score.
+    The first answer counts for the score. In an environment, send all texts so far as one text with U+001E
+    between them; while the episode goes on, the response is 202 with its observation.
     """
     signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
     given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
     service = service_of(request)
-    grade, graded = await service.answer(signed, id, given)
+    answered = await service.answer(signed, id, given)
+    if isinstance(answered, str):
+        return JSONResponse({"evaluation": id, "observation": answered}, 202)
+    grade, graded = answered
     return JSONResponse(
         {
             **grade,

@@ -51,10 +51,14 @@ class SwarmNews(_Message, frozen=True):
 
 
 class JudgeQuestion(_Message, frozen=True):
-    """A judge's question, to be answered once, greedily, between two rounds."""
+    """A judge's question, to be answered once, greedily, between two rounds.
+
+    turns: this node's texts so far, each with the environment's reply; the next text is asked for.
+    """
 
     id: str
     text: str
+    turns: tuple[tuple[str, str], ...] = ()
 
 
 class CompareRequest(_Message, frozen=True):

@@ -48,6 +48,10 @@ class Task:
     entry: Mapping[str, Any]  # the generator's record, which the scorer needs
 
 
+# Stands between the texts of a completion that is written as one text (docs/judge-protocol.md).
+TURN = "\x1e"
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     text: str  # the last text

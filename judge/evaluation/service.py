@@ -69,6 +69,7 @@ from swarmd.tasks.held_out import SEED_BYTES, Regenerating
 from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.sandbox.client import Completion, Mark, ScoredAnswer, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
+from swarmd.types import TURN
 
 T = TypeVar("T")
 
@@ -86,10 +87,10 @@ async def open_service(
     evaluator: evaluates uploaded weights; None: the default one. Raises OperatorError.
     """
     lessons = find_curriculum(settings.curriculum)
-    if lessons.turns > 1:
+    if lessons.turns > 1 and settings.verified_bytes:
         raise JudgeError(
-            f"--curriculum {lessons.name} has tasks of several turns, which a judge cannot ask yet. Choose a"
-            " curriculum of one turn; nodes can compare themselves by `swarmd lab`."
+            f"--verified-bytes: uploaded weights cannot answer {lessons.name}: its tasks have several turns."
+            " Leave it out; nodes answer such questions themselves."
         )
     with (
         contextlib.closing(open_store(settings.database, f"{lessons.name} {lessons.digest}")) as writing,
@@ -232,6 +233,10 @@ class JudgeService:
                     " package.",
                 )
             )
+        if mine.turns > 1 < answers:
+            raise Refused(
+                Refusal(422, "a question of several turns has one answer", "Ask for one answer to it.")
+            )
         now = self._monotonic()
         if wait := self._buckets.of(signed.peer, now).wait(now, questions):
             raise too_often("you ask too often", "Set judge.every higher, and ask again", wait)
@@ -299,10 +304,11 @@ class JudgeService:
 
     async def answer(
         self, signed: Signed, id: str, answers: Sequence[Completion]
-    ) -> tuple[Mapping[str, Any], GradedEvaluation]:
+    ) -> tuple[Mapping[str, Any], GradedEvaluation] | str:
         """Score and record the answers to a question; return the grade, and the evaluation for its receipt.
 
-        The deadline applies to the time of the call, however long scoring takes. Raises Refused.
+        The deadline applies to the time of the call, however long scoring takes. In an environment that goes
+        on, the question stays open and its reply is returned. Raises Refused.
         """
         await self.claim(signed)
         await self.expire()
@@ -310,6 +316,8 @@ class JudgeService:
             # The question stays open: the node may retry before the deadline.
             raise Refused(BUSY)
         now = self._monotonic()
+        if self.curriculum.turns > 1 and (reply := await self._reply(id, signed.peer, now, answers)):
+            return reply
         if isinstance(question := self._sessions.close(id, signed.peer, now, len(answers)), Refusal):
             raise Refused(question)
         try:
@@ -324,6 +332,18 @@ class JudgeService:
         return grade, GradedEvaluation(
             q.id, q.peer, q.attributes, q.task.ref, q.window, q.place, grade["number"], at, answers, scores
         )
+
+    async def _reply(self, id: str, peer: PeerId, now: float, answers: Sequence[Completion]) -> str | None:
+        """Return an environment's reply to the last text; None if that ended the episode. Raises Refused."""
+        texts = answers[0].text.split(TURN)
+        if isinstance(question := self._sessions.turn(id, peer, now, texts), Refusal):
+            raise Refused(question)
+        try:
+            (score,) = await self.score(question.task.ref, answers[:1])
+        except VerifierFailed:
+            log.exception("cannot play %s", question.task.ref)
+            raise Refused(FAULT) from None
+        return score.observations[-1] if len(score.observations) == len(texts) else None
 
     def receipt(self, graded: GradedEvaluation) -> Mapping[str, str]:
         """Sign the receipt. Repeated calls return identical bytes."""
@@ -473,9 +493,8 @@ class JudgeService:
 
     async def score(self, ref: TaskRef, answers: Sequence[Completion]) -> Sequence[ScoredAnswer]:
         """Score the answers. Raises VerifierFailed."""
-        return (await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(ref, answers)]))[
-            0
-        ]
+        given = ref, [self.curriculum.completion(answer.text, answer.ended) for answer in answers]
+        return (await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [given]))[0]
 
     async def write(self, step: Callable[..., T], *arguments: object) -> T:
         """Run a step that writes. Raises Refused if the database fails."""

@@ -15,7 +15,7 @@ Rules
 
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from judge import config
 from judge.errors import (
@@ -63,6 +63,7 @@ class Sessions:
         self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of peers without a record
         self._held: Counter[tuple[str, bool]] = Counter()  # number of open questions, by network and record
         self._of_peer: dict[PeerId, list[str]] = {}
+        self._turns: dict[str, tuple[str, ...]] = {}  # texts of open questions in environments
         self._closed: Latest[str, tuple[PeerId, Refusal]] = Latest(REMEMBERED_CLOSED)
 
     def __len__(self) -> int:
@@ -110,6 +111,32 @@ class Sessions:
 
     def close(self, id: str, peer: PeerId, now: float, answers: int = 1) -> OpenQuestion | Refusal:
         """Close the question as answered by `peer`, and return it for scoring."""
+        if isinstance(question := self._open_to(id, peer, now), Refusal):
+            return question
+        if answers != question.answers:
+            return Refusal(
+                422,
+                f"the question needs {question.answers} answers, not {answers}",
+                "Send as many as you asked for.",
+            )
+        self._close(question, ALREADY_ANSWERED)
+        return question
+
+    def turn(self, id: str, peer: PeerId, now: float, texts: Sequence[str]) -> OpenQuestion | Refusal:
+        """Note the peer's texts in an environment so far; return the question, which stays open.
+
+        They must be those before and one more, so a peer cannot take a text back after it saw the reply. The
+        same texts again are accepted: the reply may have been lost.
+        """
+        if isinstance(question := self._open_to(id, peer, now), Refusal):
+            return question
+        before = self._turns.get(id, ())
+        if tuple(texts) != before and tuple(texts[:-1]) != before:
+            return Refusal(409, "these are not the texts so far and one more", "Send all texts, unchanged.")
+        self._turns[id] = tuple(texts)
+        return question
+
+    def _open_to(self, id: str, peer: PeerId, now: float) -> OpenQuestion | Refusal:
         if id in self._closed:
             asked_of, why = self._closed[id]
             return why if asked_of == peer else OTHER_PEER
@@ -120,13 +147,6 @@ class Sessions:
         if now > question.deadline:
             # `expire` will close the question and record it.
             return TOO_LATE
-        if answers != question.answers:
-            return Refusal(
-                422,
-                f"the question needs {question.answers} answers, not {answers}",
-                "Send as many as you asked for.",
-            )
-        self._close(question, ALREADY_ANSWERED)
         return question
 
     def expire(self, now: float) -> list[OpenQuestion]:
@@ -156,6 +176,7 @@ class Sessions:
         if not self._of_peer[question.peer]:
             del self._of_peer[question.peer]
         self._newcomers.pop(question.id, None)
+        self._turns.pop(question.id, None)
         self._held[question.asker.room] -= 1
         if not self._held[question.asker.room]:
             del self._held[question.asker.room]

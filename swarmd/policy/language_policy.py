@@ -273,6 +273,14 @@ class LanguagePolicy:
         """Return one greedy answer, without drawing random numbers."""
         return self.greedy([question], observe)[0]
 
+    def next_text(self, question: str, turns: Sequence[tuple[str, str]]) -> Completion:
+        """Return the greedy text after these turns: pairs of an answered text and its observation."""
+        before = Completion(self._chat.opening, False, tuple(text for text, _ in turns))
+        ids, _ = self._chat.encode_turns(before, [seen for _, seen in turns], self._sampling.context)
+        sampling = replace(self._sampling, temperature=0.0)
+        ((sample,),) = self._decode([self._chat.prompt(question) + ids], 1, sampling)
+        return self._read(sample)
+
     def first_answer(self, question: str, observe: Observe | None = None) -> Completion:
         """Return one greedy answer by the weights from before training."""
         reference = self.learner.reference

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from swarmd.errors import ConfigError
 from swarmd.tasks import answers
-from swarmd.types import Completion, Observe, Scored, Task, TaskRef
+from swarmd.types import TURN, Completion, Observe, Scored, Task, TaskRef
 
 # Tasks with n below TRAINING_TASKS are for training, from HELD_OUT on for evaluation.
 TRAINING_TASKS = 900_000_000
@@ -133,6 +133,11 @@ class Curriculum:
         """Return the text, with <answer> tags around it if they are required and missing."""
         missing = self.read(specialty, text) is answers.GradeReason.NO_ANSWER
         return f"<answer>{text}</answer>" if missing else text
+
+    def completion(self, text: str, ended: bool) -> Completion:
+        """Return a completion that was written as one text, with TURN between the texts of several turns."""
+        *earlier, last = text.split(TURN) if self.turns > 1 else (text,)
+        return Completion(last, ended, tuple(earlier))
 
     def answer_end(self, text: str) -> int | None:
         """Return the position at which the part of a completion that decides its reward ends.

@@ -223,7 +223,7 @@ class Trainer:
         if (question := self.link.question()) is not None:
             # Save first: the judge must grade weights that cannot be lost.
             self._save()
-            answer = self.policy.answer(question.text)
+            answer = self.policy.next_text(question.text, question.turns)
             self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
         if self.link.compares:
             self._compare()

@@ -614,6 +614,34 @@ async def test_one_question_at_a_time_goes_to_the_trainer_and_its_answer_to_the_
         assert len(to_trainer) == 4
 
 
+async def test_the_trainer_is_asked_for_text_after_text_until_the_episode_ends() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        if b"/answers" in request.splitlines()[0]:
+            sent.append(json.loads(request.partition(b"\r\n\r\n")[2]))
+        more = len(sent) in (1, 2)
+        await stream.send_all(
+            reply({"evaluation": ID, "observation": f"reply {len(sent)}"}, 202) if more else honest(request)
+        )
+
+    to_trainer: list[link.ToTrainer] = []
+    async with judge(handle) as url:
+        judging = Judging(client(url, Clock(0.0)), to_trainer.append, print)
+        await judging.ask(1)
+        for text in ("a", "b"):
+            await judging.answer(link.JudgeAnswer(ID, text, True))
+        assert to_trainer == [
+            link.JudgeQuestion(ID, "1 + 1?"),
+            link.JudgeQuestion(ID, "1 + 1?", (("a", "reply 1"),)),
+            link.JudgeQuestion(ID, "1 + 1?", (("a", "reply 1"), ("b", "reply 2"))),
+        ]
+        await judging.answer(ANSWER)
+    assert [each["answers"] for each in sent] == [
+        [{"text": text, "ended": True}] for text in ("a", "a\x1eb", "a\x1eb\x1e2")
+    ]
+
+
 async def test_a_rejection_is_logged_in_full_once(caplog: pytest.LogCaptureFixture) -> None:
     error, remedy = "no: " + "because " * 40 + "so", "do this: " + "step " * 40 + "done"
     clock, told = Clock(0.0), list[str]()

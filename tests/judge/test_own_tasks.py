@@ -10,18 +10,21 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from threading import Event
 
+import msgspec
 import pytest
 
 from judge import config
 from judge.config import JudgeSettings
+from judge.errors import JudgeError
 from judge.evaluation.service import JudgeService
 from judge.store.database import Database
 from judge.store.store import open_store
+from swarmd.daemon.judging.reader import PublicEvaluation, examine
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
-from swarmd.tasks.source import tasks_of
-from swarmd.types import Task, TaskRef
+from swarmd.tasks.source import open_tasks, tasks_of
+from swarmd.types import TURN, Task, TaskRef
 from tests import ROOT
 from tests.doubles import TIMEOUT_S, Clock, identity
 from tests.judge.conftest import Court, http_to, open_court
@@ -46,6 +49,62 @@ async def test_a_judge_of_own_tasks_asks_and_scores_them(tmp_path: Path) -> None
         other = await court.ask(court.peer())
         refused(other, 409, "this judge asks sums")
         assert "own tasks need a judge" in other.json()["remedy"]
+
+
+COUNTER = """
+specialties = ["count"]
+def reset(specialty, seed):
+    return f"Count from {seed % 7}", [seed % 7]
+def step(state, text):
+    state[0] += 1
+    done = len(text) > 9 or state[0] % 7 == 0
+    return f"after {state[0] - 1}", 1.0 * (text == str(state[0])) * done, done
+"""
+
+
+@pytest.mark.net
+async def test_a_judge_plays_an_environment_turn_by_turn(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text(COUNTER)
+    found = find_curriculum(str(tmp_path / "counter.py"))
+    async with open_court(tmp_path / "judge.sqlite3", tmp_path, curriculum=found.source) as court:
+        peer = court.peer()
+        refused(await court.ask(peer, curriculum=found.digest, answers=2), 422, "has one answer")
+        asked = await court.ask(peer, curriculum=found.digest)
+        (question,) = asked.json()["evaluations"]
+        id, start = question["evaluation"], int(question["question"].rpartition(" ")[2])
+        said: list[str] = []
+        for number in range(start + 1, 7):
+            said.append(str(number))
+            for _ in range(2):  # the reply to the first request was lost
+                replied = await court.answer(peer, id, TURN.join(said))
+                assert replied.status_code == 202, replied.text
+                assert replied.json() == {"evaluation": id, "observation": f"after {number - 1}"}
+            # A text cannot be taken back, and nothing may be sent twice.
+            for wrong in (["x"] * len(said), [*said, "7", "8"], [*said[:-1], "x"]):
+                refused(await court.answer(peer, id, TURN.join(wrong)), 409, "not the texts so far")
+            refused(await court.answer(court.peer(), id, "1"), 403, "")
+        text = TURN.join([*said, "7"])
+        graded = await court.answer(peer, id, text)
+        assert (graded.status_code, graded.json()["reward"]) == (200, 1.0), graded.text
+        refused(await court.answer(peer, id, text), 409, "answered")
+        kept = (await court.http.get(f"/v1/evaluations/{id}")).json()
+        assert kept["answers"] == [{"text": text, "ended": True}]
+        public = msgspec.convert(kept, PublicEvaluation, strict=False)
+        with Verifier(found) as verifier:
+            checks = examine(id, public, None, open_tasks(found, verifier), verifier.judge)
+        assert [check.name for check in checks if check.holds is False] == []
+
+
+async def test_a_judge_of_environments_takes_no_uploads(tmp_path: Path) -> None:
+    (tmp_path / "counter.py").write_text(COUNTER)
+    with pytest.raises(JudgeError, match="--verified-bytes: uploaded weights cannot answer counter"):
+        async with open_court(
+            tmp_path / "judge.sqlite3",
+            tmp_path,
+            curriculum=str(tmp_path / "counter.py"),
+            verified_bytes=10**9,
+        ):
+            pass
 
 
 class HangingTasks:

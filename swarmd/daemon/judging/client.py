@@ -26,6 +26,7 @@ from swarmd.errors import ConfigError
 from swarmd.exchange.wire import model_for_others
 from swarmd.state.status import Trouble
 from swarmd.tasks.held_out import checked_receipt
+from swarmd.tasks.sandbox.pipe import MAX_OWN_QUESTION_CHARACTERS
 from swarmd.terminal import printable
 from swarmd.types import Completion
 
@@ -80,6 +81,13 @@ class Graded(msgspec.Struct, frozen=True):
     n: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]  # number of these questions
     receipt: Annotated[str, msgspec.Meta(max_length=8_192)]
     signature: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """An environment's reply: the question goes on."""
+
+    evaluation: _Id
+    observation: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OWN_QUESTION_CHARACTERS)]
 
 
 # An honest refusal has about 200 characters.
@@ -210,15 +218,18 @@ class JudgeClient:
         shown = "".join(c for c in model_for_others(model) if c.isprintable())
         asker = {**self._said(), "model": shown[:MAX_MODEL_CHARACTERS] or "unnamed"}
         wish = {"round": round_number, "curriculum": self._digest, "asker": asker}
-        if isinstance(asked := await self._call("/v1/evaluations", wish, 201, _Asked), Trouble):
+        if isinstance(asked := await self._call("/v1/evaluations", wish, {201: _Asked}), Trouble):
             return self._failed(asked)
         first = asked.evaluations[0]
         return Question(
             first.evaluation, first.question, self.now() + first.seconds, asked.judge, first.commitment
         )
 
-    async def answer(self, question: Question, completion: Completion) -> Graded | Trouble:
-        """Send the answer to the judge; its receipt is checked. Never raises because of the judge."""
+    async def answer(self, question: Question, completion: Completion) -> Graded | Observation | Trouble:
+        """Send the answer to the judge; its receipt is checked. Never raises because of the judge.
+
+        completion: in an environment its text has all texts so far, with TURN between them.
+        """
         if question.expired(self.now()):
             return Trouble(
                 "the answer took longer than the judge's deadline",
@@ -228,12 +239,19 @@ class JudgeClient:
         # A lone surrogate cannot be encoded as UTF-8.
         text = completion.text.encode("utf-8", "replace").decode()[-MAX_ANSWER_CHARACTERS:]
         given = {"text": text, "ended": completion.ended}
-        grade: Graded | Trouble = await self._call(
-            f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, 200, Graded
+        kinds = {200: Graded, 202: Observation}
+        grade: Graded | Observation | Trouble = await self._call(
+            f"/v1/evaluations/{question.id}/answers", {"answers": [given]}, kinds
         )
         if isinstance(grade, Trouble):
             return self._failed(grade)
-        if grade.evaluation != question.id or not self._stands(grade, question, text):
+        if isinstance(grade, Observation) and grade.evaluation == question.id:
+            return grade
+        if (
+            isinstance(grade, Observation)
+            or grade.evaluation != question.id
+            or not self._stands(grade, question, text)
+        ):
             return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))
         self.failures = 0
         return grade
@@ -262,8 +280,8 @@ class JudgeClient:
             "check that judge.url names a swarmd judge; if so, tell its operator",
         )
 
-    async def _call(self, path: str, document: dict[str, Any], success: int, kind: type[Any]) -> Any:
-        """Return the judge's response as `kind`, or a Trouble."""
+    async def _call(self, path: str, document: dict[str, Any], kinds: Mapping[int, type[Any]]) -> Any:
+        """Return the judge's response as the kind of its status, or a Trouble."""
         body = msgspec.json.encode(document)
         with trio.move_on_after(self._seconds):
             async with self._turn:
@@ -287,7 +305,7 @@ class JudgeClient:
                         f" {str(error) or type(error).__name__}"[:200],
                         "nothing to do; it is asked again later",
                     )
-            return self._understand(status, received, success, kind)
+            return self._understand(status, received, kinds)
         return Trouble(
             f"the judge at {self.origin} took longer than {self._seconds:g} s",
             "nothing to do; it is asked again later",
@@ -298,15 +316,15 @@ class JudgeClient:
         self._sequence = max(self._sequence + 1, self._nanoseconds())
         return signed_headers(self._identity, self.origin, path, self._sequence, sha256(body).hexdigest())
 
-    def _understand(self, status: int, received: bytes, success: int, kind: type[Any]) -> Any:
+    def _understand(self, status: int, received: bytes, kinds: Mapping[int, type[Any]]) -> Any:
         if 300 <= status < 400:
             return Trouble(
                 f"the judge at {self.origin} redirects elsewhere",
                 "set judge.url to its new address, if its operator says so",
             )
         try:
-            if status == success:
-                return msgspec.json.decode(received, type=kind)
+            if status in kinds:
+                return msgspec.json.decode(received, type=kinds[status])
             refusal = msgspec.json.decode(received, type=JudgeRefusal)
         except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
             if status in (502, 503, 504):

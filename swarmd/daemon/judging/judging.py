@@ -11,16 +11,16 @@ from p2p import durable
 from p2p.member import Member
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.judging.client import Graded, JudgeClient, Question
+from swarmd.daemon.judging.client import Graded, JudgeClient, Observation, Question
 from swarmd.state.logs import installed_version
 from swarmd.state.status import JudgeStatus, Trouble
 from swarmd.tasks.curriculum import Curriculum
-from swarmd.types import Completion
+from swarmd.types import TURN, Completion
 
 log = logging.getLogger(__name__)
 
 RECEIPTS_FILE = "receipts.jsonl"
-Said = TypeVar("Said", Question, Graded)
+Said = TypeVar("Said")
 
 
 def keep_receipt(folder: Path, receipt: Mapping[str, str], most: int = 1_000) -> None:
@@ -69,6 +69,7 @@ class Judging:
         self._model, self._every, self._keep = model, every, keep
         self._busy = False
         self._open: Question | None = None
+        self._turns: tuple[tuple[str, str], ...] = ()  # of the open question
         self._last: Graded | None = None
         self._silence: Trouble | None = None
 
@@ -87,7 +88,7 @@ class Judging:
         ):
             return
         if (question := await self._heard(client.ask(round_number, self._model))) is not None:
-            self._open = question
+            self._open, self._turns = question, ()
             self._tell(link.JudgeQuestion(question.id, question.text))
 
     async def answer(self, answer: link.JudgeAnswer) -> None:
@@ -99,8 +100,14 @@ class Judging:
         if client is None or question is None or question.id != answer.id:
             return
         self._open = None
-        grade = await self._heard(client.answer(question, Completion(answer.text, answer.ended)))
-        if grade is not None:
+        text = TURN.join((*(said for said, _ in self._turns), answer.text))
+        grade: Graded | Observation | None = await self._heard(
+            client.answer(question, Completion(text, answer.ended))
+        )
+        if isinstance(grade, Observation):
+            self._open, self._turns = question, (*self._turns, (answer.text, grade.observation))
+            self._tell(link.JudgeQuestion(question.id, question.text, self._turns))
+        elif grade is not None:
             self._last, self._silence = grade, None
             self._keep({"receipt": grade.receipt, "signature": grade.signature})
             self._tell(link.JudgeScore(grade.score, grade.n))

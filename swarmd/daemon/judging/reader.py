@@ -197,7 +197,7 @@ def _facts(
                 "score", False, f"{ref.specialty} {ref.n} names no question, or there is no answer"
             ),
         ]
-    scores = mark([(ref, given)])[0]
+    scores = mark([(ref, [tasks.curriculum.completion(each.text, each.ended) for each in given])])[0]
     again = ([score.reward for score in scores], [score.reason.value for score in scores])
     words = ", ".join(again[1])
     if not (held := again == (fields["rewards"], fields["reasons"])):
