@@ -122,6 +122,15 @@ def test_the_python_of_own_tasks_behaves_like_the_example(tmp_path: Path) -> Non
     assert said["reward"](None, "short", 1.0) == 1 and said["reward"](None, "long" * 9, 0.0) == 0
 
 
+def test_the_environment_of_own_tasks_can_be_played(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "own-tasks.md").read_text(encoding="utf-8")
+    (tmp_path / "guess.py").write_text("\n".join(blocks(text, "py")), encoding="utf-8")
+    said = runpy.run_path(str(tmp_path / "guess.py"))
+    _, state = said["reset"]("guess", 1)
+    played = [said["step"](state, str(guess)) for guess in range(1, state["hidden"] + 1)]
+    assert played == [*[("larger", 0.0, False)] * (len(played) - 1), ("smaller", 1.0, True)]
+
+
 @pytest.mark.parametrize(
     "path",
     ["docs/library.md", "docs/tutorials/trl.md", "docs/examples/trl_swarm.ipynb"],

@@ -143,3 +143,13 @@ def test_a_text_without_the_opening_or_with_unknown_letters_is_unfit(folders: di
     assert policy.unfit(long) is not None
     (tokens,) = policy.logprobs([good])
     assert [sum(mask) for mask in tokens.sampled] == [len(p) for p in tokens.logprobs]
+
+
+def test_the_next_text_follows_the_texts_and_replies_before_it(folders: dict[str, Path]) -> None:
+    """A judge's environment is answered text by text, perhaps after updates in between."""
+    policy, chat = open_policy(folders["qwen2"]), chat_of(folders["qwen2"])
+    ids = [*chat.prompt("1?"), *chat.encode(Completion("ab", ended=True), 9), *chat.turn("xy")]
+    with torch.no_grad(), plainly(network := network_of(folders["qwen2"])):
+        first = int(network(torch.tensor([ids])).logits[0, -1].argmax())
+    assert chat.read([first], ended=False).text == policy.next_text("1?", [("ab", "xy")]).text[:1]
+    assert policy.next_text("1?", ()) == policy.answer("1?")
