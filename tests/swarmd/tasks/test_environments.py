@@ -123,6 +123,41 @@ def test_endless_turns_and_slow_steps_cost_one_limit(tmp_path: Path) -> None:
     assert (looped.reason, fine.reward) == (GradeReason.TIMEOUT, 1.0)
 
 
+HOSTILE = COUNTER.replace("import random", "import os, random, socket, time").replace(
+    '    state["at"] += 1\n',
+    """    state["at"] += 1
+    match text:
+        case "sleep":
+            time.sleep(60)
+        case "fork":
+            os.fork()
+        case "file":
+            open("/etc/passwd").read()
+        case "socket":
+            socket.create_connection(("127.0.0.1", 1))
+        case "megabyte":
+            return "x" * 2**20, 0, False
+        case "memory":
+            bytearray(2**40)
+        case "exit":
+            os._exit(0)
+""",
+)
+
+
+@pytest.mark.parametrize("text", ["sleep", "fork", "file", "socket", "megabyte", "memory", "exit"])
+def test_a_step_that_reaches_outside_or_takes_too_much_earns_nothing(tmp_path: Path, text: str) -> None:
+    found = find_curriculum(
+        environment(tmp_path, HOSTILE.replace('"turns": 3', '"turns": 3, "seconds": 0.2'))
+    )
+    with Verifier(found) as verifier:
+        (bad, good) = verifier.judge(
+            [(TaskRef("count.2", 1), [texts("1", text)]), (TaskRef("count.2", 1), [texts("1", "2")])]
+        )
+        assert bad[0].reward == 0.0 and good[0] == (GradeReason.CORRECT, 1.0, ("then 2",))
+        assert verifier.restarts == 0 and len(verifier.faults) == 1
+
+
 def test_an_own_reward_cannot_replace_an_environments(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def reward(facts, answer, score):\n    return score\n")
     with pytest.raises(ConfigError, match="scored by their `step`"):
