@@ -270,8 +270,13 @@ class AnswerFigures(msgspec.Struct, frozen=True):
         ),
     ] = None
     in_form: Annotated[
-        float | None, Figure("share with an answer between `<answer>` and `</answer>`", "0 to 1")
+        float | None,
+        Figure(
+            "share with an answer between `<answer>` and `</answer>`, or with an environment's reply",
+            "0 to 1",
+        ),
     ] = None
+    turns: Annotated[float | None, Figure("texts of an answer, mean; `null`: tasks have one turn")] = None
     length: Annotated[float | None, Figure("length, mean", "tokens")] = None
     limit: Annotated[
         float | None,

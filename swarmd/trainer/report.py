@@ -143,6 +143,9 @@ def _answer_figures(
         len(in_form),
         cut=_mean([not completion.ended for s in local for completion in s.rollout.completions]),
         in_form=_mean(in_form),
+        turns=_mean([len(c.texts) for s in local for c in s.rollout.completions])
+        if curriculum.turns > 1
+        else None,
         length=_mean(lengths),
         limit=_mean([limit for limit in limits if limit]),
     )

@@ -35,6 +35,7 @@ class Lately:
     limit: int  # mean limit on an answer's tokens, if the node chose it; 0: the configured limit
     tokens: int  # in the node's own answers
     rewards: float
+    environment: bool  # whether tasks have several turns
 
 
 def lately(lines: Sequence[RoundLine]) -> Lately | None:
@@ -58,6 +59,7 @@ def lately(lines: Sequence[RoundLine]) -> Lately | None:
         limit=round(max((each.limit or 0.0 for each in answers), default=0.0)),
         tokens=sum(line.tokens.generated for line in chosen),
         rewards=sum(line.reward_sum for line in chosen),
+        environment=any(each.turns is not None for each in answers),
     )
 
 
@@ -79,13 +81,12 @@ CAUSES: Sequence[tuple[str, str, Callable[[Lately], bool]]] = (
         lambda seen: not seen.tokens,
     ),
     (
-        "{cut} of {made} answers are cut at {limit:,} tokens, and {in_form} are in the form"
-        " <answer>…</answer>",
+        "{cut} of {made} answers are cut at {limit:,} tokens, and {in_form} {formed}",
         "raise generate.max_new_tokens, or {shows}; see `swarmd doctor model`",
         lambda seen: _mostly_cut(seen) and _formless(seen),
     ),
     (
-        "{in_form} of {made} answers are in the asked form, <answer>…</answer>",
+        "{in_form} of {made} answers {formed}",
         "{shows}; or wait for other nodes, whose answers teach the form",
         lambda seen: _formless(seen),
     ),
@@ -153,16 +154,28 @@ def trouble_of(lines: Sequence[RoundLine], model: ModelDescription, sample: str 
     if (found := next((row for row in rows if row[2](seen)), None)) is None:
         return None
     says, remedy, _ = found
-    blanks = {**asdict(seen), "limit": seen.limit or model.new_tokens, "context": model.context}
+    formed = (
+        "got a reply from their environment"
+        if seen.environment
+        else "are in the asked form, <answer>…</answer>"
+    )
+    blanks = {
+        **asdict(seen),
+        "limit": seen.limit or model.new_tokens,
+        "context": model.context,
+        "formed": formed,
+    }
     lead = "" if seen.trained else f"nothing was learnt in the last {many(seen.rounds, 'round')}: "
     shown = f", such as “{' '.join(sample.split())[:SAMPLE_CHARACTERS]}”" if sample.strip() else ""
-    return Trouble(lead + says.format(**blanks) + shown, remedy.format(shows=_shows_form(model)))
+    return Trouble(
+        lead + says.format(**blanks) + shown, remedy.format(shows=_shows_form(model, seen.environment))
+    )
 
 
-def _shows_form(model: ModelDescription) -> str:
+def _shows_form(model: ModelDescription, environment: bool) -> str:
     """Return a remedy: the next setting that would show the model the asked form."""
     if not model.examples:
         return 'set model.examples = "on"'
-    if not model.opening:
+    if not model.opening and not environment:
         return 'set model.opening = "<answer>"'
     return "choose another instruct model (`swarmd models`), or model.examples of your own"

@@ -28,7 +28,7 @@ STATES = [
     (line(generated=0, answers={"cut": 1.0, "in_form": 0.0}), "context of 2,048 tokens", "a longer context"),
     (
         line(answers={"cut": 0.97, "in_form": 0.0}),
-        "31 of 32 answers are cut at 4 tokens, and 0 are in the form <answer>…</answer>",
+        "31 of 32 answers are cut at 4 tokens, and 0 are in the asked form, <answer>…</answer>",
         "raise generate.max_new_tokens",
     ),
     (
@@ -107,3 +107,12 @@ def test_short_rounds_are_combined_before_a_cause_is_reported() -> None:
     assert (seen is not None and (seen.rounds, seen.trained) == (20, 0)) or seen.rounds == 21
     seen = lately([line(seconds=0.0)] * KEPT_LINES)
     assert seen is not None and seen.rounds == KEPT_LINES
+
+
+def test_an_environment_names_its_own_form() -> None:
+    state = line(answers={"in_form": 0.0, "turns": 1.5})
+    found = trouble_of([state, state], ModelDescription(new_tokens=4, context=2048, examples=2))
+    assert found is not None and "0 of 32 answers got a reply from their environment" in found.cause
+    assert found.remedy.startswith(
+        "choose another instruct model"
+    )  # and no opening, which would exclude calls
