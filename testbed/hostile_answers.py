@@ -7,7 +7,7 @@ tests watch both.
 import random
 from collections.abc import Iterator
 
-from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import CurriculumTasks, Task
 
 CODE = (

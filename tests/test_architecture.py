@@ -184,7 +184,7 @@ LOOSE = {
     "swarmd/policy/models/files/model_folder.py": 1,
     "swarmd/state/folder.py": 1,
     "swarmd/tasks/curriculum.py": 1,
-    "swarmd/tasks/grading.py": 1,
+    "swarmd/tasks/scoring/grading.py": 1,
     "swarmd/tasks/held_out.py": 2,
     "swarmd/trainer/trial.py": 1,
     "swarmd/types.py": 1,

@@ -7,7 +7,7 @@ from typing import Any
 
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TRAINING_TASKS
-from swarmd.tasks.grading import grade
+from swarmd.tasks.scoring.grading import grade
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 from tiny_models.tokenizer import ASSISTANT, END, USER

@@ -13,7 +13,7 @@ from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.models.chat import Chat
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TRAINING_TASKS
-from swarmd.tasks.grading import grade, solution
+from swarmd.tasks.scoring.grading import grade, solution
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 

@@ -64,10 +64,10 @@ from p2p.latest import Latest
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 from swarmd.config.invitation import read_invitation
-from swarmd.tasks.grading import solution
 from swarmd.tasks.held_out import SEED_BYTES, Regenerating
 from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.sandbox.client import Completion, Mark, ScoredAnswer, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
 from swarmd.types import TURN
 

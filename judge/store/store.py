@@ -11,7 +11,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -293,7 +293,7 @@ def _recent(tally: ScoreTally) -> dict[str, float]:
 
 def _further(answers: Sequence[Completion], scores: Sequence[ScoredAnswer]) -> str | None:
     rows = [
-        {**asdict(answer), "reason": score.reason.value, "reward": score.reward}
+        {"text": answer.text, "ended": answer.ended, "reason": score.reason.value, "reward": score.reward}
         for answer, score in zip(answers, scores, strict=True)
     ]
     return json.dumps(rows, ensure_ascii=False) if rows else None

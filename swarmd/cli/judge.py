@@ -329,7 +329,7 @@ def _curriculum(digest: str, given: str | None) -> "Curriculum":
 
 
 def _question(fields: Any, tasks: Any) -> dict[str, Any]:
-    from swarmd.tasks.grading import solution
+    from swarmd.tasks.scoring.grading import solution
     from swarmd.tasks.source import CurriculumTasks
     from swarmd.types import TaskRef
 

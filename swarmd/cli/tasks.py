@@ -75,8 +75,8 @@ def show(
     """
     found = _check(specialty, n, curriculum)
 
-    from swarmd.tasks.grading import solution
     from swarmd.tasks.sandbox.client import Verifier
+    from swarmd.tasks.scoring.grading import solution
     from swarmd.tasks.source import CurriculumTasks, open_tasks
 
     with Verifier(found) as maker:

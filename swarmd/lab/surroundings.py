@@ -17,7 +17,7 @@ from typing import Final
 from p2p.types import PeerId
 from swarmd.lab.experiment import Churn
 from swarmd.protocols import Swarm
-from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Task
 

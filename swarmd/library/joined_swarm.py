@@ -44,9 +44,9 @@ from swarmd.library.network import MAX_HELD, Network
 from swarmd.state.folder import StateFolder, default_state_dir
 from swarmd.tasks.answers import ScoredAnswer
 from swarmd.tasks.curriculum import DrawnTasks
-from swarmd.tasks.grading import solution
 from swarmd.tasks.own_tasks import OwnTasks
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.trainer.parts import ReceivingParts
 from swarmd.trainer.round import score_others, take_in

@@ -26,7 +26,7 @@ HELD_OUT_END = 2**31
 HELD_TEXTS = 16
 # Version of the set of tasks (source.py).
 TASKS_VERSION = 1
-# Version of the scoring: grading.py, strict.py and reasoning-gym's scorers decide which answers are right.
+# Version of the scoring: scoring/ and reasoning-gym's scorers decide which answers are right.
 SCORING_VERSION = 1
 # Questions with right answers in the required form. None is held out: no generator words questions like this.
 EXAMPLES = (
@@ -53,7 +53,7 @@ class Curriculum:
     # Specialty -> ReasoningGYM configuration. `arc_1d.2` is the data set arc_1d at level 2; only this module
     # splits the name of a specialty into its parts.
     configs: Mapping[str, Mapping[str, Any]]
-    strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
+    strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (scoring/strict.py)
     # Specialties with enough texts to hold out some of them. No digest covers this field.
     held_by_text: frozenset[str] = frozenset()
     # Target for the offers per second of all nodes together. The default suits rounds of seconds or more. No

@@ -18,7 +18,7 @@ from judge.figures.leaderboard import BoardView
 from judge.types import Attributes, Signed
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion
 from tests.attacks.harness import Attack, show

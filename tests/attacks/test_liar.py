@@ -24,9 +24,9 @@ import pytest
 from p2p.envelope import MAX_BODY_BYTES
 from swarmd.exchange import wire
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
-from swarmd.tasks.grading import solution
 from swarmd.tasks.gym import reasoning_gym
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 from testbed import hostile_answers

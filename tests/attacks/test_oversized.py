@@ -21,8 +21,8 @@ from p2p.types import PeerId
 from swarmd.exchange.wire import MAX_COMPLETIONS
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task
 from tests.attacks.harness import Attack, show

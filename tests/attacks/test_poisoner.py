@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
-from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 from tests.attacks.harness import Attack, show

@@ -19,8 +19,8 @@ import pytest
 from p2p.types import PeerId
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9, Curriculum
-from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Task, TaskRef
 from tests.attacks.harness import Attack, show

@@ -15,7 +15,7 @@ from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.evaluation.service import JudgeService, open_service
-from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import tasks_of
 from testbed.signing_peer import ORIGIN, THEN, SigningPeer, answering, wish
 from tests.doubles import TIMEOUT_S, Clock

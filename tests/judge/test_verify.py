@@ -18,8 +18,8 @@ from swarmd.daemon.judging.reader import EvidenceCheck, PublicEvaluation, examin
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion
 from tests.loopback import Handler, listening

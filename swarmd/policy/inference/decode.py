@@ -109,7 +109,7 @@ def decode(
             )
             note = partial(_note, done, ended, len(room), len(prompts) * copies)
             turns = (
-                Turns(sampling.reply, [i for i in group for _ in range(copies)], room)
+                Replies(sampling.reply, [i for i in group for _ in range(copies)], room)
                 if sampling.reply
                 else None
             )
@@ -155,7 +155,7 @@ def decode_rows(
     rest: Callable[[], object] = lambda: None,
     drawn: Callable[[Tensor], object] = lambda _: None,
     note: Callable[[int, float], object] = lambda *_: None,
-    turns: "Turns | None" = None,
+    turns: "Replies | None" = None,
 ) -> list[Sample]:
     """Decode rows until all have ended or are full.
 
@@ -212,7 +212,7 @@ def decode_rows(
     return turns.marked(samples) if turns else samples
 
 
-class Turns:
+class Replies:
     """Feeds the rows of a batch what they read between two turns, token by token, in place of drawn tokens.
 
     So nothing that a row has computed is lost, and its prefix is not computed again.

@@ -7,9 +7,9 @@ Its workers (worker.py) regenerate each task from its reference and score the an
 import sys
 
 from swarmd.tasks.curriculum import CURRICULA, SAPO_9
-from swarmd.tasks.grading import grade, solution
 from swarmd.tasks.plugin import rewarded
 from swarmd.tasks.sandbox.worker import Prepared, Work, run
+from swarmd.tasks.scoring.grading import grade, solution
 from swarmd.tasks.source import TaskRef, tasks_of
 
 

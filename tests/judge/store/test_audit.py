@@ -14,8 +14,8 @@ from judge.store.database import Database
 from judge.store.store import open_store
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion
 from tests.judge.store import audit

@@ -74,8 +74,10 @@ def test_an_update_skipped_in_float16_is_repeated() -> None:
     """The first loss scale may be too large, and is reduced over a step or two."""
     reports = iter([UpdateReport(skipped=1)] * 2 + [UpdateReport(tokens=4)] * 2 + [UpdateReport()])
     said = Generation((Completion("a", ended=True),) * 2, Tokens(((1,),) * 2, ((0.0,),) * 2))
-    policy: Any = SimpleNamespace(generate=lambda *_: [said], update=lambda *_: next(reports))
-    tasks: Any = SimpleNamespace(draw=lambda *_: [Task(TaskRef("sum", 1), "1+1?", {})])
+    policy: Any = SimpleNamespace(generate=lambda *_, **__: [said], update=lambda *_: next(reports))
+    tasks: Any = SimpleNamespace(
+        draw=lambda *_: [Task(TaskRef("sum", 1), "1+1?", {})], observer=lambda _: None
+    )
     clock = count(step=2).__next__
     found = measure(policy, tasks, 1, 2, 1, 0, clock)
     assert (found.generate, found.train) == (2, 2)

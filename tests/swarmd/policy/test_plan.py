@@ -45,6 +45,7 @@ from swarmd.policy.training.chunked_head import Decoder, recomputing
 from swarmd.policy.training.packing import Row, pack
 from swarmd.tasks.curriculum import LADDER_9
 from testbed.model_configurations import CONFIGURATIONS
+from tests import ROOT
 from tests.swarmd.policy.conftest import BITSANDBYTES, FAMILIES, QWEN_05B, VOCABULARY, make_model
 
 GB = 10**9
@@ -617,9 +618,12 @@ def test_examples_and_an_opening_make_planned_prompts_longer() -> None:
     assert tokens() == longest, "the plan ignores that a trial may choose examples and opening"
 
 
-def test_examples_are_rejected_for_own_tasks() -> None:
-    given = {"model": {"examples": "on"}, "swarm": {"curriculum": "own.jsonl"}}
-    with pytest.raises(NoModel, match=r"own tasks \S*own\.jsonl bring no examples\. Set it to a list of"):
+def test_examples_are_rejected_for_own_tasks_without_any() -> None:
+    own = ROOT / "docs" / "examples" / "capitals.jsonl"
+    given = {"model": {"examples": "on"}, "swarm": {"curriculum": str(own)}}
+    with pytest.raises(
+        NoModel, match=r"own tasks \S*capitals\.jsonl bring no examples\. Set it to a list of"
+    ):
         spelled_out(NodeConfig.model_validate(given))
 
 

@@ -22,7 +22,7 @@ from swarmd.tasks.curriculum import (
     level_of,
     subject_of,
 )
-from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import CurriculumTasks, tasks_of
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 

@@ -20,12 +20,12 @@ import pytest
 from swarmd.exchange.swarm_id import curriculum_named, swarm_digest
 from swarmd.tasks.answers import PASS_SCORE, GradeReason, refusal
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, subject_of
-from swarmd.tasks.grading import grade, solution
 from swarmd.tasks.gym import reasoning_gym
-from swarmd.tasks.logic import proves, table
 from swarmd.tasks.sandbox.client import Completion, Verifier
+from swarmd.tasks.scoring.grading import grade, solution
+from swarmd.tasks.scoring.logic import proves, table
+from swarmd.tasks.scoring.strict import is_decimal, is_fraction, says_all
 from swarmd.tasks.source import CurriculumTasks, Task, TaskRef, tasks_of
-from swarmd.tasks.strict import is_decimal, is_fraction, says_all
 from testbed.hostile_answers import CODE
 from tests.swarmd.tasks.watched import watched
 from tiny_models.evaluation import grade_text

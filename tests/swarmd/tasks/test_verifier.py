@@ -18,7 +18,6 @@ import pytest
 from swarmd.protocols import Reward
 from swarmd.tasks.answers import MAX_COMPLETION_CHARACTERS
 from swarmd.tasks.curriculum import Curriculum
-from swarmd.tasks.grading import solution
 from swarmd.tasks.sandbox import client as client_module
 from swarmd.tasks.sandbox import pipe
 from swarmd.tasks.sandbox.client import (
@@ -38,6 +37,7 @@ from swarmd.tasks.sandbox.pipe import (
     VerifierRefused,
     VerifierRequest,
 )
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import tasks_of
 from tests import ROOT
 from tests.doubles import TIMEOUT_S

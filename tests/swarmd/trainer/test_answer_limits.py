@@ -10,7 +10,7 @@ from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import LADDER_9, TINY_9
-from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring.grading import solution
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.trainer.answer_limits import ENOUGH, FORM_TOKENS, KEPT, MEDIANS, AnswerLimits
 from swarmd.trainer.node import build, run_state

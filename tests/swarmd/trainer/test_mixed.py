@@ -111,7 +111,7 @@ def heard(node: RoundParts, swarm: MemorySwarm, *rollouts: tuple[Task, list[Comp
     sent = [Rollout(task.ref, tuple(completions), peer.identity.peer_id) for task, completions in rollouts]
     gossip(peer, sent)
     report = run_round(1, node)
-    assert peer.identity.peer_id not in node.swarm.member.reports  # type: ignore[attr-defined]
+    assert peer.identity.peer_id not in node.swarm.member.rejected  # type: ignore[attr-defined]
     assert node.swarm.member.reputation.score(peer.identity.peer_id, 0.0) == 0  # type: ignore[attr-defined]  # the peer is not charged
     return report
 

@@ -322,7 +322,7 @@ def test_only_authors_of_useless_rollouts_are_charged(verifier: Verifier) -> Non
         for half in (sent[:32], sent[32:]):
             gossip(peer, half)
     run_round(1, node)
-    assert member.reports == {Reason.USELESS: 1}
+    assert member.rejected == {Reason.USELESS: 1}
     assert member.score(useless.identity.peer_id) == 0, (
         "useless rollouts changed the author's reputation instead of its quota"
     )
@@ -369,7 +369,7 @@ def test_a_copy_of_a_local_text_is_found_even_if_text_after_the_answer_is_remove
         copy = Rollout(task.ref, (right, WRONG), thief.identity.peer_id, heard=n + 1)
         take_in(n + 1, node, [own], score_others(n + 1, node, [copy]))
         node.pool.drop([(copy.author, copy.ref)])
-    assert member.reports == {Reason.USELESS: 1}
+    assert member.rejected == {Reason.USELESS: 1}
 
 
 def test_an_external_rollout_is_trained_on_only_once(verifier: Verifier) -> None:

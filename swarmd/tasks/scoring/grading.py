@@ -9,10 +9,10 @@ import decimal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarmd.tasks import strict
 from swarmd.tasks.answers import PASS_SCORE, GradeReason, refusal
 from swarmd.tasks.curriculum import TRAINING_TASKS, subject_of
-from swarmd.tasks.logic import proves
+from swarmd.tasks.scoring import strict
+from swarmd.tasks.scoring.logic import proves
 from swarmd.tasks.source import CurriculumTasks, Task
 
 Entry = Mapping[str, Any]

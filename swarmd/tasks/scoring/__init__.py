@@ -1,0 +1,1 @@
+"""Decide which answers to ReasoningGYM's tasks are right."""
