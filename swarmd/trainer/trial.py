@@ -130,7 +130,9 @@ def tried(
     questions = tasks.draw(QUESTIONS, random.Random(f"{seed} trial"))
     # Warm up: the first answer of a process takes far longer than later ones, which the plan is based on.
     next(iter(asked.values())).generate([questions[0].question], 1, [1], seed=seed)
-    completions, end, took, most = config.round.completions, clock() + SECONDS, 0.0, LEAST_TOKENS
+    # In an environment, a call comes before the answer, and its reply counts too.
+    least = LEAST_TOKENS if tasks.curriculum.turns == 1 else 3 * LEAST_TOKENS
+    completions, end, took, most = config.round.completions, clock() + SECONDS, 0.0, least
     for number, task in enumerate(questions, 1):
         began = clock()
         for style, shown in asked.items():
@@ -151,7 +153,7 @@ def tried(
         # Allow as many tokens as the remaining time permits, if the next questions take as long per token as
         # this one.
         share = (end - clock()) / max(LEAST_QUESTIONS - number, 1) / 2
-        most = max(LEAST_TOKENS, int(most * share / max(clock() - began, 1e-6)))
+        most = max(least, int(most * share / max(clock() - began, 1e-6)))
     return found
 
 
