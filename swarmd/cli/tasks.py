@@ -40,9 +40,9 @@ def list_tasks(
 ) -> None:
     """List the curricula, their specialties and how each is configured."""
     from swarmd.tasks.curriculum import CURRICULA
-    from swarmd.tasks.own_tasks import find_curriculum
+    from swarmd.tasks.own_tasks import ENVIRONMENTS, find_curriculum
 
-    chosen = [find_curriculum(curriculum)] if curriculum else list(CURRICULA.values())
+    chosen = [find_curriculum(name) for name in ([curriculum] if curriculum else [*CURRICULA, *ENVIRONMENTS])]
     answer(
         {
             "schema": 1,
@@ -115,7 +115,8 @@ def score(
 ) -> None:
     """Score an answer, or completions from standard input. Prints reward and reason of each.
 
-    Standard input has one JSON object per line: {"text": "<answer>7</answer>", "ended": true}.
+    Standard input has one JSON object per line: {"text": "<answer>7</answer>", "ended": true}. In an
+    environment "text" is a list of the texts by turn, and the observations are printed too.
 
     A contained process scores them: no code in them runs here. One that is too long earns 0.
     """

@@ -11,6 +11,7 @@ from swarmd.tasks import tools
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.own_tasks import OwnTasks, find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
+from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion, TaskRef
 
 COUNTER = """
@@ -156,6 +157,14 @@ def test_a_step_that_reaches_outside_or_takes_too_much_earns_nothing(tmp_path: P
         )
         assert bad[0].reward == 0.0 and good[0] == (GradeReason.CORRECT, 1.0, ("then 2",))
         assert verifier.restarts == 0 and len(verifier.faults) == 1
+
+
+def test_several_texts_earn_nothing_where_tasks_have_one_turn() -> None:
+    ref = TaskRef("basic_arithmetic", 7)
+    right = f"<answer>{tasks_of('tiny-9').task(ref).entry['answer']}</answer>"
+    with Verifier("tiny-9") as verifier:
+        ((one, two),) = verifier.judge([(ref, [texts(right), texts("a hidden text", right)])])
+    assert (one.reward, two) == (1.0, (GradeReason.TOO_LONG, 0.0, ()))
 
 
 def test_an_own_reward_cannot_replace_an_environments(tmp_path: Path) -> None:
