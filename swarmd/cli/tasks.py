@@ -115,8 +115,9 @@ def score(
 ) -> None:
     """Score an answer, or completions from standard input. Prints reward and reason of each.
 
-    Standard input has one JSON object per line: {"text": "<answer>7</answer>", "ended": true}. In an
-    environment "text" is a list of the texts by turn, and the observations are printed too.
+    Standard input has one JSON object per line: {"text": "<answer>7</answer>", "ended": true}.
+
+    In an environment "text" is a list of texts by turn, and the observations are printed.
 
     A contained process scores them: no code in them runs here. One that is too long earns 0.
     """

@@ -268,11 +268,14 @@ def test_commands_list_and_show_tasks(run: Run) -> None:
         "sapo-9-strict",
         "tiny-9",
         "tiny-9-strict",
+        "tools-6",
     ]
     assert len(run("task", "list", "--curriculum", "tiny-9").out.splitlines()) == 9
     shown = json.loads(run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9", "--json").out)
     assert shown["question"] in run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9").out
     assert "did you mean bf" in run("task", "show", "bff", "1").err
+    played = run("task", "show", "facts.2", "3", "--curriculum", "tools-6").out
+    assert "A right answer:\n<tool>" in played and "\n  → " in played and played.endswith("</answer>\n")
 
 
 @pytest.mark.net
