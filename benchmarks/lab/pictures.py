@@ -2,6 +2,7 @@
 
     python -m benchmarks.lab.pictures pages docs                  docs/judge.webp and page.webp; 4 minutes
     python -m benchmarks.lab.pictures long docs/long.png          lines of docs/data/long.csv
+    python -m benchmarks.lab.pictures oscillation docs/oscillation.png  lines of docs/data/oscillation.csv
     python -m benchmarks.lab.pictures figure-3 docs/figure-3.png  lines of docs/data/figure-3.csv
     python -m benchmarks.lab.pictures real docs/real.png          lines of docs/data/real*.csv
     scripts/demo --out demo && cp demo/rewards.png docs/demo.png
@@ -156,6 +157,19 @@ def long(to: Path, _scratch: Path) -> None:
     figure.savefig(to, dpi=120)
 
 
+def oscillation(to: Path, _scratch: Path) -> None:
+    """Draw the mean reward of each 25 rounds, alone and at 2/6 with the paper's settings."""
+    rounds, *settings = zip(*csv.reader((DATA / "oscillation.csv").open(encoding="utf-8")), strict=True)
+    figure, (axes,) = figures.canvas(9, 3)
+    for (name, *rewards), colour in zip(settings, (COLOURS[1], COLOURS[3]), strict=True):
+        axes.plot(
+            list(map(int, rounds[1:])), list(map(float, rewards)), color=colour, label=batch_words(name)
+        )
+    axes.legend(frameon=False)
+    axes.set(xlabel="training round of each node", ylabel="mean reward", ylim=(0, 0.55))
+    figure.savefig(to, dpi=110)
+
+
 def write_windows(export: Path, to: Path, window: int = WINDOW, step: int = STEP) -> None:
     """Write the mean reward of each window of rounds, over nodes and seeds, a column for each setting."""
     from pyarrow import parquet
@@ -241,7 +255,7 @@ def real(to: Path, _scratch: Path) -> None:
     figure.savefig(to, dpi=120)
 
 
-DRAW = {"pages": pages, "long": long, "figure-3": figure_3, "real": real}
+DRAW = {"pages": pages, "long": long, "oscillation": oscillation, "figure-3": figure_3, "real": real}
 
 
 def main() -> None:
