@@ -276,12 +276,12 @@ class AnswerFigures(msgspec.Struct, frozen=True):
             "0 to 1",
         ),
     ] = None
-    turns: Annotated[float | None, Figure("texts of an answer, mean; `null`: tasks have one turn")] = None
     length: Annotated[float | None, Figure("length, mean", "tokens")] = None
     limit: Annotated[
         float | None,
         Figure("most tokens of an answer, mean over the questions whose limit this node chose", "tokens"),
     ] = None
+    turns: Annotated[float | None, Figure("texts of an answer, mean; `null`: tasks have one turn")] = None
 
 
 class TokenCounts(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ class Lately:
     limit: int  # mean limit on an answer's tokens, if the node chose it; 0: the configured limit
     tokens: int  # in the node's own answers
     rewards: float
-    environment: bool  # whether tasks have several turns
+    environment: bool = False  # whether tasks have several turns
 
 
 def lately(lines: Sequence[RoundLine]) -> Lately | None:

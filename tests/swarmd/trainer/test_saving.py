@@ -289,7 +289,8 @@ def test_a_run_is_saved_before_it_pauses(trainer_in: TrainerIn, tmp_path: Path) 
 def test_the_judge_is_answered_with_saved_weights(trainer_in: TrainerIn, tmp_path: Path) -> None:
     with trainer_in(tmp_path, 1) as (trainer, daemon):
         disk, durable = SlowDisk(trainer.checkpoints.folder), list[int]()
-        trainer.checkpoints, trainer.policy.answer = disk, noting(disk, trainer.policy.answer, durable)  # type: ignore[method-assign]
+        answer = noting(disk, trainer.policy.next_text, durable)
+        trainer.checkpoints, trainer.policy.next_text = disk, answer  # type: ignore[method-assign]
         daemon.sendall(link.pack(link.JudgeQuestion("1", "2 + 2?")))
         trainer.link.wait(TIMEOUT_S)
         trainer.run()
