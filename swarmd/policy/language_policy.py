@@ -261,7 +261,10 @@ class LanguagePolicy:
         return self._chat.read(sample.ids, sample.ended)
 
     def _replying(self, observe: Observe) -> Reply:
-        """Return what decoding calls between two turns: texts to `observe`, its observations to tokens."""
+        """Return the function that decoding calls between two turns.
+
+        It gives the texts to `observe`, and encodes the observations.
+        """
 
         def reply(asked: Sequence[tuple[int, Sequence[int], Sequence[bool]]]) -> Sequence[Sequence[int]]:
             texts = [(i, self._chat.read_turns(ids, True, drawn).texts) for i, ids, drawn in asked]

@@ -65,8 +65,6 @@ class Curriculum:
     # Shown to a model before each question if `model.examples = "on"`. No digest covers this field.
     examples: tuple[tuple[str, str], ...] = EXAMPLES
 
-    # Maximum number of a model's texts in an answer; 1, except for environments (docs/own-tasks.md).
-    turns: ClassVar[int] = 1
     # The scoring process is `python -m` with this module.
     module: ClassVar[str] = "swarmd.tasks.sandbox.verifier"
 
@@ -74,6 +72,11 @@ class Curriculum:
     def command(self) -> Sequence[str]:
         """The module of the scoring process, and its arguments."""
         return (self.module, self.name, *(self.own_reward or ()))
+
+    @property
+    def turns(self) -> int:
+        """Maximum number of a model's texts in an answer; 1, except for environments (docs/own-tasks.md)."""
+        return 1
 
     @property
     def patience(self) -> float:

@@ -52,7 +52,7 @@ class OwnCurriculum(Curriculum):
     examples: tuple[tuple[str, str], ...] = ()
 
     @property
-    def turns(self) -> int:  # type: ignore[override]
+    def turns(self) -> int:
         return self.plugin.limits.turns if self.plugin.environment else 1
 
     @property

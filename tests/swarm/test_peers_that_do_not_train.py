@@ -186,6 +186,18 @@ def converse(terminal: Terminal, learner: Learner) -> None:
     terminal.type("\x04")  # Ctrl-D
 
 
+def test_a_person_plays_an_environment_text_by_text(tmp_path: Path) -> None:
+    words = ["--curriculum", "tools-6", "--specialty", "calculator", "--listen", LOOPBACK]
+    with Terminal("answer", *words, "--seed", "1", "--state-dir", str(tmp_path)) as terminal:
+        terminal.wait_for("/quit or Ctrl-D")
+        said = re.findall(r"What is ([-+*0-9]+)\?", terminal.wait_for("answer> "))[0]
+        terminal.type(f"<tool>{said}</tool>\n")
+        value = re.findall(r"→ (-?\d+)\n", terminal.wait_for("answer> "))[0]
+        terminal.type(f"<answer>{value}</answer>\n")
+        terminal.wait_for(re.escape(f"Right: <tool>{said}</tool>\n<answer>{value}</answer>"))
+        terminal.wait_for("1 answered, 1 right")
+
+
 def test_the_example_rule_program_joins_as_a_peer(learner: Learner, tmp_path: Path) -> None:
     before = learner.trained_on()
     command = [

@@ -56,7 +56,8 @@ class Sample:
     ended: bool
     # The version of the weights that drew each token; empty without `between`.
     versions: tuple[int, ...] = ()
-    # Whether each token was drawn, or read between two turns; (): all were drawn. `logprobs` has no others.
+    # Whether each token was drawn, or read between two turns; (): all were drawn. `logprobs` has an entry for
+    # each drawn token.
     drawn: tuple[bool, ...] = ()
 
 
@@ -108,12 +109,12 @@ def decode(
                 else PaddedRows(network, asked, copies, device)
             )
             note = partial(_note, done, ended, len(room), len(prompts) * copies)
-            turns = (
+            replies = (
                 Replies(sampling.reply, [i for i in group for _ in range(copies)], room)
                 if sampling.reply
                 else None
             )
-            samples = decode_rows(rows, room, sampling, generator, between, rest, drawn, note, turns)
+            samples = decode_rows(rows, room, sampling, generator, between, rest, drawn, note, replies)
             ended += len(room)
             for place, i in enumerate(group):
                 answers[i] = samples[place * copies : (place + 1) * copies]
@@ -155,7 +156,7 @@ def decode_rows(
     rest: Callable[[], object] = lambda: None,
     drawn: Callable[[Tensor], object] = lambda _: None,
     note: Callable[[int, float], object] = lambda *_: None,
-    turns: "Replies | None" = None,
+    replies: "Replies | None" = None,
 ) -> list[Sample]:
     """Decode rows until all have ended or are full.
 
@@ -170,7 +171,7 @@ def decode_rows(
         rest: see `decode`.
         drawn: see `decode`.
         note: called after each step with the number of ended rows and the finished share of the steps.
-        turns: what the rows read between two turns.
+        replies: feeds the tokens that rows read between two turns; None: answers have one turn.
     """
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
@@ -185,14 +186,14 @@ def decode_rows(
     logits = rows.first()
     for step in range(steps):
         token, logprob = _pick(logits, sampling.temperature, generator)
-        if turns:
-            token = turns.read(token, row)
+        if replies:
+            token = replies.read(token, row)
         ids[row, step] = torch.where(alive, token, -1)
         logprobs[row, step] = logprob
         drawn(token)
         going = (token[:, None] != ends).all(1)
-        if turns:
-            going = turns.go_on(going, alive, row, ids[:, : step + 1])
+        if replies:
+            going = replies.go_on(going, alive, row, ids[:, : step + 1])
         alive = alive & going & (step + 1 < most[row])
         left = [place for place, lives in enumerate(alive.tolist()) if lives]
         note(total - len(left), (step + 1) / steps)
@@ -209,11 +210,11 @@ def decode_rows(
     samples = [
         _sample(r, p, sampling.ends, versions) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)
     ]
-    return turns.marked(samples) if turns else samples
+    return replies.marked(samples) if replies else samples
 
 
 class Replies:
-    """Feeds the rows of a batch what they read between two turns, token by token, in place of drawn tokens.
+    """Feeds a reply's tokens to the rows of a batch, one by one, in place of drawn tokens.
 
     So nothing that a row has computed is lost, and its prefix is not computed again.
     """

@@ -131,6 +131,28 @@ def test_nodes_can_play_own_tasks() -> None:
     assert sum(lines[2]["external"]) > 0 and lines[2]["generated"] == [1, 1]
 
 
+PARITY = """
+import random
+specialties, limits = ["parity"], {"turns": 2}
+def reset(specialty, seed):
+    rng = random.Random(seed)
+    return f"Calculate {rng.randint(0, 9)} + {rng.randint(0, 9)}.", []
+def step(state, text):
+    state.append(text)
+    return "go on", float(len(state) == 2 and len(text) % 2 == 0), len(state) == 2
+"""
+
+
+def test_nodes_share_and_train_on_answers_of_several_turns(tmp_path: Path) -> None:
+    (tasks := tmp_path / "parity.py").write_text(PARITY)
+    base = {"swarm": {"curriculum": str(tasks)}, "generate": {"max_new_tokens": 48}}
+    played = of_one(2, 3, "uniform", 1, base=base, evaluation={"questions": 2, "answers": 2})
+    lines = list(lines_of(played, played.settings[0], 1))
+    assert sum(sum(line["external"]) for line in lines[1:]) > 0
+    assert all(share == 1.0 for line in lines[1:] for share in line["in_form"])
+    assert sum(sum(line["trained"]) for line in lines[1:]) > 0
+
+
 EASY = """
 specialties, limits = ["a"], {"whole": True}
 def generate(specialty, seed):

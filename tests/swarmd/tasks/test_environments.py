@@ -3,10 +3,13 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
+from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.tasks import tools
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.own_tasks import OwnTasks, find_curriculum
@@ -70,6 +73,11 @@ def test_an_episode_is_scored_by_playing_it_again(
     ((score,),) = counted._maker.judge([item])
     assert (score.reward, score.observations) == (reward, replies)
     assert counted.play([item]) == [(replies,)]
+
+
+def test_all_texts_together_have_a_limit(counted: OwnTasks) -> None:
+    ((score,),) = counted._maker.judge([(TaskRef("count.2", 5), [texts("1", "2" * 16_384)])])
+    assert score.reason is GradeReason.TOO_LONG
 
 
 def test_the_observer_replies_until_the_episode_ends(counted: OwnTasks) -> None:
@@ -165,6 +173,13 @@ def test_several_texts_earn_nothing_where_tasks_have_one_turn() -> None:
     with Verifier("tiny-9") as verifier:
         ((one, two),) = verifier.judge([(ref, [texts(right), texts("a hidden text", right)])])
     assert (one.reward, two) == (1.0, (GradeReason.TOO_LONG, 0.0, ()))
+
+
+@pytest.mark.parametrize("given", [{"workers": {"generators": 2}}, {"generate": {"engine": "vllm"}}])
+def test_only_the_trainers_own_engine_answers_environments(given: dict[str, Any]) -> None:
+    config = NodeConfig.model_validate({"swarm": {"curriculum": "tools-6"}, **given})
+    with pytest.raises(ConfigError, match="tools-6 has tasks of several turns, which only the trainer's own"):
+        curriculum_of(config)
 
 
 def test_an_own_reward_cannot_replace_an_environments(tmp_path: Path) -> None:
