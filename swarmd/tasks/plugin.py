@@ -26,9 +26,10 @@ from swarmd.config.curriculum_name import GROUP
 from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import OWN_REWARD_S
 from swarmd.tasks.data_set import lines, mathematics
+from swarmd.tasks.harness_task import open_harness_task
 from swarmd.tasks.sandbox.pipe import MAX_WHOLE_CHARACTERS, PluginDescription, ScoreItem, TaskLimits
 from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Prepared, TaskFault, Work
-from swarmd.tasks.taskset import PREFIX, open_harness_task, open_taskset
+from swarmd.tasks.taskset import PREFIX, open_taskset
 from swarmd.terminal import printable
 
 MAX_SPECIALTIES = 256

@@ -1,9 +1,8 @@
 """Tasksets of verifiers v1 (`verifiers:NAME@VERSION`) as own tasks: one turn, scored by the text alone.
 
-Task files of lm-evaluation-harness (.yaml) work too: their templates make the questions, their filters and
-metric score the replies. This module runs in the contained process, which turns a taskset into a file of
-questions (question_file.py). A taskset that needs a sandbox, a judge model, tools or several turns is
-rejected before its tasks are loaded, since another node could not score its answers again.
+This module runs in the contained process, which turns a taskset into a file of questions (question_file.py).
+A taskset that needs a sandbox, a judge model, tools or several turns is rejected before its tasks are loaded,
+since another node could not score its answers again.
 """
 
 import inspect
@@ -58,7 +57,7 @@ def open_taskset(source: str) -> OpenedTaskset:
     tasks = list(islice(taskset, MAX_TASKS + 1))
     more = [f"tasks after the first {MAX_TASKS:,} left out"] if len(tasks) > MAX_TASKS else []
     del tasks[MAX_TASKS:]
-    lines, notes = _lines([_question(vf, task) for task in tasks])
+    lines, notes = question_lines([_question(vf, task) for task in tasks])
     rewards = Rewards(vf, tasks)
     for reply in ("", "0"):
         # Trigger lazy imports now: the contained worker cannot import anything.
@@ -67,7 +66,7 @@ def open_taskset(source: str) -> OpenedTaskset:
     return OpenedTaskset(lines, rewards, identity, Path(str(module.__file__)), [*more, *notes])
 
 
-def _lines(questions: Sequence[str]) -> tuple[bytes, Sequence[str]]:
+def question_lines(questions: Sequence[str]) -> tuple[bytes, Sequence[str]]:
     """Return the lines of a question file: each question once, with its index as the answer.
 
     Also returns a sentence about questions that are left out. Raises PluginRefused if none is left.
@@ -160,47 +159,3 @@ def _finished(reward: Any) -> Any:
         return done.value
     reward.close()
     raise PluginRefused(f"its reward {reward.__name__} waits for something: a sandbox or a model. {_PURE}")
-
-
-def open_harness_task(path: Path) -> OpenedTaskset:
-    """Load the task that a file of lm-evaluation-harness describes. Raises PluginRefused."""
-    try:
-        from lm_eval.tasks import TaskManager
-    except ModuleNotFoundError:
-        raise PluginRefused(
-            f"it is a task of lm-evaluation-harness, which is not installed: run `{command_for('lm-eval')}`"
-        ) from None
-    (task, *more) = TaskManager(include_defaults=False).load(str(path))["tasks"].values()
-    if more or task.OUTPUT_TYPE != "generate_until":
-        raise PluginRefused(f"its output_type is {task.OUTPUT_TYPE}. Name one task with generate_until")
-    # The harness' default seed. Without it, each process would choose other examples, and so other questions.
-    task.set_fewshot_seed(1234)
-    questions = [task.fewshot_context(doc, task.config.num_fewshot or 0) for doc in task.eval_docs]
-    score = HarnessScores(task, questions)
-    score("0", "0")
-    lines, notes = _lines(questions)
-    return OpenedTaskset(lines, score, [*questions, *map(str, score.targets)], path, notes)
-
-
-class HarnessScores:
-    """Scores a reply by the task's first metric, after the filter that scores highest."""
-
-    def __init__(self, task: Any, questions: Sequence[str]) -> None:
-        self._task, self._docs = task, list(task.eval_docs)
-        # Computed here: a contained process cannot compile templates.
-        self.targets = [task.doc_to_target(doc) for doc in self._docs]
-        self._asked = task.construct_requests(doc=self._docs[0], ctx=questions[0], metadata=("", 0, 1))
-        ends = (task.config.generation_kwargs or {}).get("until") or ()
-        self._ends = (ends,) if isinstance(ends, str) else ends
-        self._metric = next(iter(task._metric_fn_list))
-
-    def __call__(self, place: str, reply: str) -> float:
-        task, asked, at = self._task, self._asked, int(place)
-        for end in self._ends:
-            reply = reply.partition(end)[0]
-        asked.doc, asked.resps, asked.filtered_resps = self._docs[at], [reply], {}
-        task.doc_to_target = lambda *_: self.targets[at]
-        task._instances = [asked]
-        task.apply_filters()
-        found = [task.process_results(asked.doc, [text]) for text in asked.filtered_resps.values()]
-        return max(float(metrics[self._metric]) for metrics in found)

@@ -12,10 +12,10 @@ import pytest
 
 from swarmd.config.curriculum_name import curriculum_name
 from swarmd.errors import ConfigError
+from swarmd.tasks.harness_task import HarnessScores
 from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
-from swarmd.tasks.taskset import HarnessScores
 from swarmd.types import Completion, TaskRef
 from testbed.environments import PACKAGES, default_environment, holds
 
