@@ -10,7 +10,7 @@ from typing import Any
 
 from swarmd.errors import command_for
 from swarmd.tasks.sandbox.worker import PluginRefused
-from swarmd.tasks.taskset import OpenedTaskset, question_lines
+from swarmd.tasks.taskset import OpenedTaskset, one_turn
 
 
 def open_harness_task(path: Path) -> OpenedTaskset:
@@ -28,9 +28,9 @@ def open_harness_task(path: Path) -> OpenedTaskset:
     task.set_fewshot_seed(1234)
     questions = [task.fewshot_context(doc, task.config.num_fewshot or 0) for doc in task.eval_docs]
     score = HarnessScores(task, questions)
-    score("0", "0")
-    lines, notes = question_lines(questions)
-    return OpenedTaskset(lines, score, [*questions, *map(str, score.targets)], path, notes)
+    notes: list[str] = []
+    plugin = one_turn(questions, score, notes)
+    return OpenedTaskset(plugin, [*questions, *map(str, score.targets)], path, notes)
 
 
 class HarnessScores:

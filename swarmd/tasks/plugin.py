@@ -206,12 +206,9 @@ def load(source: str) -> LoadedPlugin:
             raise
         except BaseException as error:
             raise PluginRefused(_describe(error)) from None
-        asked = QuestionFile(opened.lines, opened.score)
-        asked.limits = asked.limits | {"longest_answer": MAX_WHOLE_CHARACTERS, "whole": True}
-        # The file's answers are indices into the taskset, so there is no right answer to show.
-        asked.solution = None  # type: ignore[assignment,method-assign]
         files = _files(opened.file, inside=opened.file.name == "__init__.py")
-        return LoadedPlugin(asked, _slug(path), _digest("foreign", *opened.identity, *files), opened.notes)
+        digest = _digest("foreign", *opened.identity, *files)
+        return LoadedPlugin(opened.plugin, _slug(path), digest, opened.notes)
     if path.suffix in (".jsonl", ".parquet"):
         content = _read(path)
         found, note = lines(content) if path.suffix == ".parquet" else (content, "")

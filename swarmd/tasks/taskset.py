@@ -1,13 +1,15 @@
-"""Tasksets of verifiers v1 (`verifiers:NAME@VERSION`) as own tasks: one turn, scored by the text alone.
+"""Tasksets of verifiers v1 (`verifiers:NAME@VERSION`) as own tasks, of one turn or several.
 
-This module runs in the contained process, which turns a taskset into a file of questions (question_file.py).
-A taskset that needs a sandbox, a judge model, tools or several turns is rejected before its tasks are loaded,
-since another node could not score its answers again.
+This module runs in the contained process. A taskset of one turn becomes a file of questions
+(question_file.py), a taskset of several turns or tools an environment (taskset_episode.py). A taskset that
+needs a sandbox, a judge model or a second player is rejected before its tasks are loaded, since another node
+could not score its answers again.
 """
 
 import inspect
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import islice
 from pathlib import Path
@@ -16,21 +18,20 @@ from typing import Any, NamedTuple
 import msgspec
 
 from swarmd.errors import command_for
-from swarmd.tasks.question_file import left_out
-from swarmd.tasks.sandbox.pipe import MAX_OWN_QUESTION_CHARACTERS
+from swarmd.tasks.question_file import QuestionFile, left_out
+from swarmd.tasks.sandbox.pipe import MAX_OWN_QUESTION_CHARACTERS, MAX_WHOLE_CHARACTERS
 from swarmd.tasks.sandbox.worker import PluginRefused
+from swarmd.tasks.taskset_episode import PURE, Environment, Recorder, text_of, total
 
 PREFIX = "verifiers:"
 # Maximum number of tasks of a taskset that are used; a taskset may be infinite.
 MAX_TASKS = 50_000
 # The arguments that a reward may take.
 _GIVEN = {"task", "trace"}
-_PURE = "Name one whose rewards are functions of the task and the text"
 
 
 class OpenedTaskset(NamedTuple):
-    lines: bytes  # of a question file; each answer is an index into `score`'s tasks
-    score: Callable[[str, str], float]
+    plugin: Any  # with the interface that `plugin.LoadedPlugin` describes
     identity: Sequence[str]  # covered by the digest, in addition to the files of the package
     file: Path  # the taskset's module
     notes: Sequence[str]  # sentences about tasks that were left out
@@ -51,25 +52,32 @@ def open_taskset(source: str) -> OpenedTaskset:
     if there != version:
         raise PluginRefused(f"{name} {there} is installed: install {version}, from its index or repository")
     module = vf.import_taskset(name)
-    taskset = vf.load_taskset(vf.taskset_config_type(name)(id=name))
-    if why := next(_reasons(vf, module, taskset), ""):
-        raise PluginRefused(f"it needs {why}, and every node scores answers again. {_PURE}")
-    tasks = list(islice(taskset, MAX_TASKS + 1))
-    more = [f"tasks after the first {MAX_TASKS:,} left out"] if len(tasks) > MAX_TASKS else []
+    env = vf.load_environment(vf.env_config_type(name)(taskset={"id": name}))
+    if why := next(_reasons(vf, module, env), ""):
+        raise PluginRefused(f"it needs {why}, and every node scores answers again. {PURE}")
+    _keep_game(env.taskset.config)
+    tasks = list(islice(env.taskset, MAX_TASKS + 1))
+    notes = [f"tasks after the first {MAX_TASKS:,} left out"] if len(tasks) > MAX_TASKS else []
     del tasks[MAX_TASKS:]
-    lines, notes = question_lines([_question(vf, task) for task in tasks])
-    rewards = Rewards(vf, tasks)
-    for reply in ("", "0"):
-        # Trigger lazy imports now: the contained worker cannot import anything.
-        rewards("0", reply)
+    plugin: Any
+    if type(env) is not vf.SingleAgentEnv or _toolsets(env.taskset):
+        plugin = Environment(vf, env, _toolsets, tasks)
+    else:
+        plugin = one_turn([_question(vf, task) for task in tasks], Rewards(vf, tasks), notes)
     identity = [name, version, *(task.hash for task in tasks)]
-    return OpenedTaskset(lines, rewards, identity, Path(str(module.__file__)), [*more, *notes])
+    return OpenedTaskset(plugin, identity, Path(str(module.__file__)), notes)
 
 
-def question_lines(questions: Sequence[str]) -> tuple[bytes, Sequence[str]]:
-    """Return the lines of a question file: each question once, with its index as the answer.
+def one_turn(questions: Sequence[str], score: Callable[[str, str], float], notes: list[str]) -> QuestionFile:
+    """Return tasks of one turn, scored by the whole text, as a plug-in.
 
-    Also returns a sentence about questions that are left out. Raises PluginRefused if none is left.
+    Args:
+        questions: by task; repeated questions are left out.
+        score: called with a task's index, as text, and a reply.
+        notes: gets a sentence about questions that are left out.
+
+    Raises:
+        PluginRefused: if no question is left.
     """
     first: dict[str, int] = {}
     dropped = Counter[str]()
@@ -81,20 +89,48 @@ def question_lines(questions: Sequence[str]) -> tuple[bytes, Sequence[str]]:
     said = left_out(dropped, len(questions), "tasks")
     if not first:
         raise PluginRefused(said or "it has no tasks")
+    notes += filter(None, [said])
+    for reply in ("", "0"):
+        # Trigger lazy imports now: the contained worker cannot import anything.
+        score("0", reply)
     lines = [msgspec.json.encode({"question": q, "answer": place}) for q, place in first.items()]
-    return b"\n".join(lines), [said] if said else []
+    made = QuestionFile(b"\n".join(lines), score)
+    made.limits = made.limits | {"longest_answer": MAX_WHOLE_CHARACTERS, "whole": True}
+    # The file's answers are indices of tasks, so there is no right answer to show.
+    made.solution = None  # type: ignore[assignment,method-assign]
+    return made
 
 
-def _reasons(vf: Any, module: Any, taskset: Any) -> Iterator[str]:
-    """Yield the needs of a taskset beyond a question and a text, without loading its tasks."""
-    kind, config = type(taskset).task_type(), taskset.config
+def _keep_game(config: Any) -> None:
+    """Make a game of TextArena only once: it reads word lists, which a contained process cannot do.
+
+    Its `reset` begins it anew, and a worker plays one episode at a time.
+    """
+    games = sys.modules.get("textarena.envs.registration")
+    if games and (found := games.ENV_REGISTRY.get(getattr(config, "game", ""))):
+        game = games.make(f"{config.game}-raw")
+        found.entry_point = lambda **_: game
+
+
+def _toolsets(taskset: Any) -> Sequence[Any]:
+    """Return new toolsets of the taskset and of one of its tasks."""
+    config, kind = taskset.config, type(taskset).task_type()
+    return [*type(taskset).toolsets(config), *kind.toolsets(config.task)]
+
+
+def _reasons(vf: Any, module: Any, env: Any) -> Iterator[str]:
+    """Yield the needs of a taskset beyond questions and texts, without loading its tasks."""
+    config, kind = env.taskset.config, type(env.taskset).task_type()
     exported = [getattr(module, name, None) for name in getattr(module, "__all__", ())]
-    if any(isinstance(item, type) and issubclass(item, vf.Env | vf.Harness) for item in exported):
-        yield "an environment or a harness (several turns or agents)"
-    if getattr(kind, "user", None) is not None:
-        yield "a simulated user (several turns)"
-    if type(taskset).toolsets(config) or kind.toolsets(config.task):
-        yield "tools"
+    if any(isinstance(item, type) and issubclass(item, vf.Harness) for item in exported):
+        yield "a harness (an agent)"
+    if len(Environment.players(env)) > 1:
+        yield "more than one player"
+    if any(getattr(type(env), hook) is not getattr(vf.Env, hook) for hook in ("start", "finalize")):
+        yield "an environment with a service or a verdict of its own"
+    for tools in _toolsets(env.taskset):
+        if not isinstance(tools, vf.Toolset) or type(tools).setup is not vf.Toolset.setup or tools.config.url:
+            yield "tools on another machine, or tools that are set up first"
     hooks = ("setup", "finalize", "stage_verifier")
     if kind.NEEDS_CONTAINER or any(getattr(kind, hook) is not getattr(vf.Task, hook) for hook in hooks):
         yield "a sandbox"
@@ -104,7 +140,7 @@ def _reasons(vf: Any, module: Any, taskset: Any) -> Iterator[str]:
     found = kind.__new__(kind)
     found.config = config.task
     rewards = found.hooks("reward")
-    if not rewards:
+    if not rewards and type(env) is vf.SingleAgentEnv:
         yield "a reward: it has none"
     for reward in rewards:
         for parameter in inspect.signature(reward).parameters.values():
@@ -113,49 +149,20 @@ def _reasons(vf: Any, module: Any, taskset: Any) -> Iterator[str]:
 
 
 def _question(vf: Any, task: Any) -> str:
-    """Return a task's system prompt and its one user prompt as text. Raises PluginRefused for more turns."""
-    data, prompt = task.data, task.data.prompt
-    if not isinstance(prompt, str):
-        turns = [message for message in prompt or () if not isinstance(message, vf.SystemMessage)]
-        if len(turns) != 1 or not isinstance(getattr(turns[0], "content", None), str):
-            raise PluginRefused(f"task {data.idx} has a prompt of {len(turns)} turns, and a question is one")
-    return "\n\n".join(part for part in (data.system_prompt, data.prompt_text) if part)
+    """Return a task's system prompt and its prompt as one text. Raises PluginRefused."""
+    return "\n\n".join(filter(None, (task.data.system_prompt, text_of(vf, task.data.prompt))))
 
 
 class Rewards:
-    """Scores a reply by all rewards of its task: their weighted sum over the sum of weights, at least 0."""
+    """Scores the reply to a task of one turn."""
 
     def __init__(self, vf: Any, tasks: Sequence[Any]) -> None:
-        self._vf, self._tasks = vf, tasks
-        self._common = {"agent": vf.AgentInfo(config=vf.AgentConfig())}
-        # Read once here: reading it runs git, which a contained process cannot do.
-        self._common["verifiers"] = self._trace(tasks[0]).verifiers
+        self._vf, self._tasks, self._recorder = vf, tasks, Recorder(vf)
 
     def __call__(self, place: str, reply: str) -> float:
         task = self._tasks[int(place)]
-        trace, total, weights = self._trace(task, reply), 0.0, 0.0
-        given = {"task": task.data, "trace": trace}
-        for reward in task.hooks("reward"):
-            wanted = inspect.signature(reward).parameters.keys() & given.keys()
-            found = _finished(reward(**{name: given[name] for name in wanted}))
-            scores = found.values() if isinstance(found, Mapping) else [found]
-            total += reward._vf_weight * sum(map(float, scores))
-            weights += max(0.0, reward._vf_weight)
-        return max(0.0, total / weights)
-
-    def _trace(self, task: Any, reply: str = "") -> Any:
-        vf = self._vf
-        asked = vf.MessageNode(message=vf.UserMessage(content=task.data.prompt_text))
-        said = vf.MessageNode(parent=0, message=vf.AssistantMessage(content=reply), sampled=True)
-        about = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-        return vf.Trace(task=about, nodes=[asked, said], is_completed=True, ok=True, **self._common)
-
-
-def _finished(reward: Any) -> Any:
-    """Return the result of a coroutine that never waits. Raises PluginRefused if it waits."""
-    try:
-        reward.send(None)
-    except StopIteration as done:
-        return done.value
-    reward.close()
-    raise PluginRefused(f"its reward {reward.__name__} waits for something: a sandbox or a model. {_PURE}")
+        trace = self._recorder.trace(task)
+        self._recorder.add(trace, self._vf.UserMessage(content=task.data.prompt_text))
+        self._recorder.add(trace, self._vf.AssistantMessage(content=reply))
+        self._recorder.record(task, trace)
+        return total(trace)

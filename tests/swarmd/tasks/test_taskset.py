@@ -12,10 +12,12 @@ import pytest
 
 from swarmd.config.curriculum_name import curriculum_name
 from swarmd.errors import ConfigError
+from swarmd.tasks.curriculum import HELD_OUT
 from swarmd.tasks.harness_task import HarnessScores
-from swarmd.tasks.own_tasks import find_curriculum
+from swarmd.tasks.own_tasks import OwnTasks, find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
+from swarmd.tasks.taskset_episode import TURNS
 from swarmd.types import Completion, TaskRef
 from testbed.environments import PACKAGES, default_environment, holds
 
@@ -58,7 +60,7 @@ __all__ = ["Sums"]
 REFUSED = {
     "a sandbox": "NEEDS_CONTAINER = True",
     "a sandbox, and": "async def setup(self, trace, runtime): pass",
-    "tools": "toolsets = classmethod(lambda cls, config: [1])",
+    "tools on another machine": "toolsets = classmethod(lambda cls, config: [1])",
     "a judge model": "",
     "runtime for its reward graded": """
     @vf.reward
@@ -78,6 +80,100 @@ REFUSED = {
         return float(bool(open("/etc/hostname").read()))
 """,
 }
+# A guessing game against the environment, with a task of each kind of opening.
+GAME = """
+import verifiers.v1 as vf
+
+class PlayerConfig(vf.EnvConfig):
+    player: vf.AgentConfig = vf.AgentConfig()
+
+class GuessData(vf.TaskData):
+    hidden: int
+
+class GuessTask(vf.Task[GuessData]):
+    @vf.stop
+    async def gave_up(self, trace: vf.Trace) -> bool:
+        return trace.last_reply == "I give up"
+
+    @vf.reward(weight=1.0)
+    async def quick(self, trace: vf.Trace) -> float:
+        assert [message.content for message in trace.assistant_messages][-1] == trace.last_reply
+        return 1 / trace.num_turns
+
+class Game(vf.Env[PlayerConfig]):
+    async def run(self, task, agents):
+        first = None if task.data.prompt else [vf.UserMessage(content="Guess from 0 to 9.")]
+        async with agents.player.interaction(task) as interaction:
+            segment = await interaction.turn(first)
+            while not segment.terminated and segment.last_reply != str(task.data.hidden):
+                # MORE
+                larger = segment.last_reply < str(task.data.hidden)
+                segment = await interaction.turn("larger" if larger else "smaller")
+        interaction.trace.record_reward("found", float(not segment.terminated), 3.0)
+
+class Games(vf.Taskset[GuessTask, vf.TasksetConfig]):
+    def load(self):
+        for hidden in range(10):
+            prompt = "Find the digit." if hidden % 2 else None
+            yield GuessTask(GuessData(prompt=prompt, system_prompt="Play.", hidden=hidden), self.config.task)
+
+__all__ = ["Game", "Games"]
+"""
+REFUSED_GAMES = {
+    "more than one player": ("player: vf", "other: vf.AgentConfig = vf.AgentConfig()\n    player: vf"),
+    "a service or a verdict of its own": (
+        "    async def run(",
+        "    async def finalize(self, task, episode): pass\n    async def run(",
+    ),
+    "waits for something other than a text": ("# MORE", "import asyncio; await asyncio.sleep(0)"),
+    "2 turns at once": ("[vf.User", "[vf.UserMessage(content='Now'), vf.User"),
+    "or pictures": ('content="Guess from 0 to 9."', "content=[vf.TextContentPart(text='Guess.')]"),
+    "another question each time": ('"Guess from 0 to 9."', "f'Guess {__import__(\"time\").time_ns()}'"),
+    "ends before the first text": ("        async with", "        return\n        async with"),
+    "it has 1 tasks and needs 2": ("range(10)", "range(1)"),
+}
+TOOLS = """
+import verifiers.v1 as vf
+
+PRICES = {"tea": 3, "cake": 5}
+
+class Till(vf.Toolset[vf.ToolsetConfig]):
+    TOOL_PREFIX = "till"
+
+    async def setup_task(self, task) -> None:
+        self.spent = 0
+
+    @vf.tool
+    async def price(self, item: str) -> int:
+        \"\"\"Return a price.\"\"\"
+        return PRICES[item]
+
+    @vf.tool(name="buy")
+    def bought(self, item: str, count: int = 1) -> str:
+        self.spent += PRICES[item] * count
+        return f"spent {self.spent}"
+
+    @vf.tool
+    def peek(self) -> str:
+        return open("/etc/hostname").read()
+
+class ShopTask(vf.Task[vf.TaskData]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Till(vf.ToolsetConfig())]
+
+    @vf.reward(weight=1.0)
+    async def told(self, trace: vf.Trace) -> float:
+        calls = [call.name for message in trace.assistant_messages for call in message.tool_calls or ()]
+        return float(trace.last_reply == "6" and calls.count("till_buy") == len(trace.tool_messages))
+
+class Shop(vf.Taskset[ShopTask, vf.TasksetConfig]):
+    def load(self):
+        for n in range(20):
+            yield ShopTask(vf.TaskData(prompt=f"Buy two teas, customer {n}."), self.config.task)
+
+__all__ = ["Shop"]
+"""
 JUDGED = """
 class Judged(vf.TaskConfig):
     judge: vf.JudgeConfig = vf.JudgeConfig(id="x")
@@ -152,6 +248,94 @@ def test_a_taskset_that_other_nodes_cannot_score_is_rejected_before_loading(
         code = code.replace("for a in range(9)", "raise RuntimeError('loaded')\n        for a in ()")
     with pytest.raises(ConfigError, match=why):
         find_curriculum(install(f"needy-{list(REFUSED).index(why)}", code))
+
+
+def _texts(*said: str) -> Completion:
+    return Completion(said[-1], True, said[:-1])
+
+
+def test_an_environment_of_one_player_is_played_in_the_contained_process(install: Install) -> None:
+    found = find_curriculum(install("guess-game", GAME))
+    with Verifier(found) as verifier:
+        tasks = OwnTasks(found, verifier)
+        # Tasks 1 to 9 are trained on, task 0 is held out.
+        asked = [tasks.task(TaskRef("questions", seed)) for seed in (2, 3, HELD_OUT)]
+        assert [task.question for task in asked if task] == [
+            "Play.\n\nFind the digit.",
+            "Play.\n\nGuess from 0 to 9.",
+            "Play.\n\nGuess from 0 to 9.",
+        ]
+        item = (
+            TaskRef("questions", 2),
+            [_texts("3"), _texts("1", "5", "3"), _texts("1", "I give up"), _texts("9")],
+        )
+        endless = TaskRef("questions", 2), [_texts(*["9"] * TURNS), _texts(*["9"] * (TURNS - 1), "3")]
+        scores, last = verifier.judge([item, endless])
+    assert [score.observations for score in scores] == [(), ("larger", "smaller"), ("larger",), ("smaller",)]
+    # The third was ended by the task's own rule. The fourth is not over, so it has no reward yet.
+    assert [score.reward for score in scores] == pytest.approx([1, (3 + 1 / 3) / 4, 1 / 8, 0], abs=1e-4)
+    assert [score.reward for score in last] == pytest.approx([1 / TURNS / 4, (3 + 1 / TURNS) / 4], abs=1e-4)
+
+
+@pytest.mark.parametrize("why", REFUSED_GAMES)
+def test_an_environment_that_other_nodes_cannot_play_is_refused(install: Install, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        find_curriculum(install(f"odd-{list(REFUSED_GAMES).index(why)}", GAME.replace(*REFUSED_GAMES[why])))
+
+
+def test_tools_of_a_taskset_are_called_in_the_contained_process(install: Install) -> None:
+    found = find_curriculum(install("shop", TOOLS))
+    call = '<tool_call>{"name": "%s", "arguments": %s}</tool_call>'
+    two = call % ("till_buy", '{"item": "tea", "count": 2}')
+    one = call % ("till_buy", '{"item": "tea"}')
+    with Verifier(found) as verifier:
+        task = OwnTasks(found, verifier).task(TaskRef("questions", 0))
+        assert task is not None and task.question.startswith(
+            "Buy two teas, customer 1.\n\nA tool is called by"
+        )
+        assert "\ntill_price(item: str) -> int: Return a price." in task.question
+        wrong = [
+            call % ("till_price", '{"item": "tea"}'),
+            call % ("till_price", '{"item": "wine"}'),
+            call % ("till_price", '{"thing": "tea"}'),
+            call % ("till_price", "[]"),
+            call % ("price", "{}"),
+            call % ("till_peek", "{}"),
+            "<tool_call>till_price(tea)</tool_call>",
+        ]
+        said = [
+            _texts(two, "6"),
+            _texts(one + one, "6"),
+            _texts(one, one, "6"),
+            _texts("6"),
+            _texts(*wrong, "6"),
+        ]
+        ((right, both, each, none, bad),) = verifier.judge([(task.ref, said)])
+    assert [score.reward for score in (right, both, each, none, bad)] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert (right.observations, both.observations) == (("spent 6",), ("spent 3\nspent 6",))
+    assert each.observations == ("spent 3", "spent 6")
+    starts = (
+        "3",
+        "KeyError: 'wine'",
+        "TypeError",
+        "ValidationError",
+        "there is no tool price; there are till_",
+        "PermissionError",
+        "DecodeError",
+    )
+    assert [shown[: len(start)] for shown, start in zip(bad.observations, starts, strict=True)] == [*starts]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("vf.ToolsetConfig())]", "vf.ToolsetConfig(url='http://localhost:1/mcp'))]"),
+        ("async def setup_task(self, task)", "async def setup(self)"),
+    ],
+)
+def test_tools_that_run_elsewhere_are_refused(install: Install, change: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="tools on another machine, or tools that are set up first"):
+        find_curriculum(install(f"far-{len(change[0])}", TOOLS.replace(*change)))
 
 
 def test_a_tasksets_name_needs_a_version() -> None:
