@@ -14,7 +14,7 @@ import msgspec
 
 from swarmd.exchange.events import Deliver, Share, Useless
 from swarmd.state.status import ModelDescription, NodeState, StageProgress
-from swarmd.types import Lead, RoundLine, ShownRollout
+from swarmd.types import PassRates, RoundLine, ShownRollout
 
 # Both ends are part of swarmd, so a larger message is a bug.
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
@@ -118,7 +118,7 @@ class RoundDone(_Message, frozen=True):
     affordable: bool = True
     # Author and specialty of each external rollout that was trained on for the first time.
     used: tuple[tuple[str, str], ...] = ()
-    lead: Lead = Lead()  # the daemon chooses offers by it
+    pass_rates: PassRates = {}  # the daemon chooses offers by them
     shown: ShownRollout | None = None  # one of this node's own rollouts
 
 

@@ -160,22 +160,8 @@ class Scored:
         return len(set(self.group)) > 1
 
 
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """The peers' lead over this node in mean reward, by this node's verifier; and their gate pass rates.
-
-    The lead is negative if this node is ahead. The trainer computes it and sends it to the daemon, which
-    chooses offers by it, because the rewards of an offer are unknown before it is fetched.
-    """
-
-    by: Mapping[str, float] = field(default_factory=dict)  # specialty -> -1 to 1
-    # The lead, above 0, in specialties with too few recently scored external rollouts.
-    elsewhere: float = 0.0
-    # The share of an author's rollouts that pass the gate (`experience.outliers.Gate`); only shares below 1.
-    pass_rates: Mapping[PeerId, float] = field(default_factory=dict)
-
-    def of(self, specialty: str) -> float:
-        return self.by.get(specialty, self.elsewhere)
+PassRates = Mapping[PeerId, float]
+"""The share of an author's rollouts that pass the gate (`experience.outliers.Gate`); only shares below 1."""
 
 
 Observe = Callable[[Sequence[tuple[int, tuple[str, ...]]]], Sequence[str | None]]

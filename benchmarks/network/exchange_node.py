@@ -42,7 +42,7 @@ from swarmd.exchange.events import Deliver, RoundBegan, Share
 from swarmd.exchange.exchange import Exchange
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import SAPO_9
-from swarmd.types import Completion, Lead, Rollout, TaskRef
+from swarmd.types import Completion, Rollout, TaskRef
 from testbed import ROOT
 from testbed.probe import build_engine, lines, options, say
 
@@ -97,7 +97,7 @@ class Node:
         rollouts = [self._rollout(order["bytes"]) for _ in range(order["rollouts"])]
         await trio.sleep(max(0.0, order["at"] - 0.1 - time.time()))
         self._got, self._bytes, self._round, self._at = 0, 0, order["round"], order["at"]
-        self._driver.put(RoundBegan(order["round"] + 1, Lead()))
+        self._driver.put(RoundBegan(order["round"] + 1, {}))
         await trio.sleep(max(0.0, order["at"] - time.time()))
         self._driver.put(Share(tuple(rollouts), order["round"]))
 

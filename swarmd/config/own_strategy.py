@@ -1,7 +1,7 @@
 """User-defined strategies for `sharing.take`: a Python file, for a node or in an experiment.
 
-def weights(candidates, lead):            # a number from 0 for each candidate of the pool or of the offers
-    return [max(0.0, lead.of(each.ref.specialty)) + 0.1 for each in candidates]
+def weights(candidates):                  # a number from 0 for each candidate of the pool or of the offers
+    return [1.0 if each.ref.specialty == "bf" else 0.1 for each in candidates]
 
 def keeps(scored):                        # optional: which rollouts of the pool may be drawn
     return any(scored.rewards)
@@ -16,7 +16,7 @@ from swarmd.config.curriculum_name import absolute
 from swarmd.config.messages import nearest
 from swarmd.errors import ConfigError
 from swarmd.experience.strategies import TAKES, Candidate, Take, informative
-from swarmd.types import Lead, Scored
+from swarmd.types import Scored
 
 
 def take_name(text: str) -> str:
@@ -43,9 +43,9 @@ def load_take(name: str) -> None:
         with _its_mistakes(name):
             return bool(kept(scored))
 
-    def weights(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
+    def weights(candidates: Sequence[Candidate]) -> Sequence[float]:
         with _its_mistakes(name):
-            given = [float(weight) for weight in own(candidates, lead)]
+            given = [float(weight) for weight in own(candidates)]
             if len(given) != len(candidates) or not all(0 <= weight < math.inf for weight in given):
                 raise ValueError(
                     f"{given[:8]} is not a number from 0 for each of {len(candidates)} candidates"
@@ -62,5 +62,5 @@ def _its_mistakes(name: str) -> Iterator[None]:
     except Exception as error:
         raise ConfigError(
             f"sharing.take: {name} cannot be used: {type(error).__name__}: {error}. Correct the file, which"
-            " has to define `weights(candidates, lead)` (docs/experiments.md)."
+            " has to define `weights(candidates)` (docs/experiments.md)."
         ) from error

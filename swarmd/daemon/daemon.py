@@ -293,7 +293,7 @@ class Daemon:
         self.board.round_done(done)
         self.sharing.used([(PeerId(author), specialty) for author, specialty in done.used])
         self.view.round(done.line)
-        self.sharing.driver.put(RoundBegan(done.line.round + 1, done.lead))
+        self.sharing.driver.put(RoundBegan(done.line.round + 1, done.pass_rates))
         # Ask the judge only if another save is affordable, because the judged weights are saved first. A
         # trainer that stops or pauses after this round would not answer; the judge would count that as wrong.
         ends = self._stopping or 0 < self.config.round.rounds <= done.line.round

@@ -9,7 +9,7 @@ import msgspec
 from p2p.types import MAX_QUESTION_BYTES, Envelope, PeerId, Reason
 from swarmd.exchange.offers import Blob, Offered
 from swarmd.exchange.wire import RolloutSet
-from swarmd.types import Lead, Rollout
+from swarmd.types import PassRates, Rollout
 
 
 class _Value(msgspec.Struct, frozen=True, tag=True):
@@ -42,11 +42,11 @@ class Connected(_Value, frozen=True):
 class RoundBegan(_Value, frozen=True):
     """The trainer begins a round.
 
-    lead: the trainer's `Lead` after the previous round; None if the trainer has just started.
+    pass_rates: the gate's, after the previous round; None if the trainer has just started.
     """
 
     number: int
-    lead: Lead | None = None
+    pass_rates: PassRates | None = None
 
     def __post_init__(self) -> None:
         if self.number < 1:

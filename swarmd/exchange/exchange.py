@@ -112,9 +112,9 @@ class Exchange:
                 self.market.answered(number, reply, now)
             case Connected(peers):
                 self.market.connected = peers
-            case RoundBegan(number, lead):
-                self.market.begin(number, lead, now)
-                if lead is not None:
+            case RoundBegan(number, pass_rates):
+                self.market.begin(number, pass_rates, now)
+                if pass_rates is not None:
                     self._encode()
                     self.outgoing.next_round()
             case Share(rollouts, number, tuple() as blobs):

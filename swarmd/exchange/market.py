@@ -29,7 +29,7 @@ from swarmd.experience.pool import too_old
 from swarmd.experience.strategies import SharingSettings
 from swarmd.state.status import ExchangeFigures
 from swarmd.tasks.curriculum import Curriculum
-from swarmd.types import Author, Lead, TaskRef
+from swarmd.types import Author, PassRates, TaskRef
 
 # The minimum time of a fetch, even if its round ends: rounds of a tiny model are shorter than a round trip.
 MIN_FETCH_S = 5.0
@@ -117,16 +117,16 @@ class Market:
                 new += 1
         return new
 
-    def begin(self, number: int, lead: Lead | None, now: float) -> None:
-        """Begin a round of the trainer. lead: None if the trainer has just started.
+    def begin(self, number: int, pass_rates: PassRates | None, now: float) -> None:
+        """Begin a round of the trainer. pass_rates: None if the trainer has just started.
 
         The last round's fetches are dropped, except those begun less than MIN_FETCH_S ago. Rollouts that
         would be too old to train on are dropped in any case.
         """
         self.board.begin(number)
-        if lead is None:
+        if pass_rates is None:
             return
-        self.choice.begin(lead)
+        self.choice.begin(pass_rates)
         self.serving.next_round()
         dropped = [
             fetch

@@ -42,7 +42,7 @@ from swarmd.exchange.serving import Serving, ServingRecord
 from swarmd.experience.strategies import TAKES, SharingSettings, Take
 from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
-from swarmd.types import Author, Completion, Lead, Rollout, TaskRef
+from swarmd.types import Author, Completion, Rollout, TaskRef
 
 # Maximum bytes of events in a file. The state that precedes the events takes up to 2.4 MB after 2,000 rounds
 # with few peers.
@@ -53,7 +53,7 @@ _VALUES: Mapping[str, Any] = {
     for of in (
         *get_args(Event),
         *get_args(Output),
-        *(Asked, Author, Blob, Completion, Envelope, Fetch, HolderReply, Lead, Offered, Reason),
+        *(Asked, Author, Blob, Completion, Envelope, Fetch, HolderReply, Offered, Reason),
         *(Rollout, ServingRecord, State, TaskRef, wire.RolloutSet),
     )
 }

@@ -32,7 +32,7 @@ from swarmd.exchange.events import (
     WakeAt,
 )
 from swarmd.exchange.exchange import KINDS, Exchange
-from swarmd.types import Lead, Rollout
+from swarmd.types import PassRates, Rollout
 
 
 class VirtualNode:
@@ -52,7 +52,7 @@ class VirtualNode:
         clock: Callable[[], float],
     ) -> None:
         self.exchange, self._clock = exchange, clock
-        self.lead = Lead()  # set by the trainer at the end of a round, for the next round
+        self.pass_rates: PassRates = {}  # set by the trainer at the end of a round, for the next round
         self._round, self._wake_at = 0, math.inf
         self._events: deque[Event] = deque()
         self.arrived: FairQueue[Rollout] = FairQueue()
@@ -68,7 +68,7 @@ class VirtualNode:
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
         """Begin a round, as a trainer tells its daemon, and share our rollouts of it."""
-        began = [RoundBegan(round_number, self.lead)] if round_number != self._round else []
+        began = [RoundBegan(round_number, self.pass_rates)] if round_number != self._round else []
         self._round = round_number
         self._play(*began, Share(tuple(rollouts), round_number))
 

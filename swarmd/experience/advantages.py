@@ -7,7 +7,6 @@ are never stored. A loss compares the rewards of a group, so a single answer has
 puts it into a group with this node's own answers.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, pstdev
@@ -16,8 +15,8 @@ from swarmd.types import Scored, Weigh
 
 # Size of the group that `among_ours` makes from one external answer and this node's own answers.
 GROUP = 16
-# Bounds of a success rate that serves as a baseline, so that its standard deviation is never 0.
-MIN_SUCCESS, MAX_SUCCESS = 1 / GROUP, 1 - 1 / GROUP
+# The success that counts before anything was seen.
+MIN_SUCCESS = 1 / GROUP
 
 
 def advantages(scored: Scored, loss: Callable[[Scored], Sequence[float]], weigh: Weigh) -> tuple[float, ...]:
@@ -25,7 +24,7 @@ def advantages(scored: Scored, loss: Callable[[Scored], Sequence[float]], weigh:
     return tuple(weigh(scored, loss(scored)))
 
 
-def unweighed(_scored: Scored, found: Sequence[float], _success: float = 0.0) -> Sequence[float]:
+def unweighed(_scored: Scored, found: Sequence[float]) -> Sequence[float]:
     """Return the loss's advantages unchanged, as if this node's policy had written the text (SAPO 3.2)."""
     return found
 
@@ -62,34 +61,18 @@ def among_ours(scored: Scored, success: float) -> Scored:
 
 # Weighting of external rollouts: a row for each value of `[sharing] weigh`.
 
-Weighting = Callable[[Scored, Sequence[float], float], Sequence[float]]
-"""Returns advantages, from another's rollout, the loss's advantages, and our own success in its specialty,
-from 0 to 1 (`strategies.Sharing`).
-"""
+Weighting = Callable[[Scored, Sequence[float]], Sequence[float]]
+"""Returns advantages, from another's rollout and the loss's advantages."""
 
 
-def positive(_scored: Scored, found: Sequence[float], _success: float) -> Sequence[float]:
+def positive(_scored: Scored, found: Sequence[float]) -> Sequence[float]:
     """Return max(A, 0): text that this policy might never write is not pushed down."""
     return tuple(max(0.0, advantage) for advantage in found)
 
 
-def right_one(scored: Scored, _found: Sequence[float], _success: float) -> Sequence[float]:
+def right_one(scored: Scored, _found: Sequence[float]) -> Sequence[float]:
     """Return the reward: 1 for a right answer, 0 for a wrong one (rejection-sampled fine-tuning)."""
     return scored.rewards
 
 
-def own_baseline_positive(scored: Scored, _found: Sequence[float], success: float) -> Sequence[float]:
-    """Return (r − b) / √(b (1 − b)), b this node's success in that specialty; 0 if that is below 0.
-
-    Single answers, and groups in which all answers are right, have an advantage too.
-    """
-    b = min(MAX_SUCCESS, max(MIN_SUCCESS, success))
-    return tuple(max(0.0, (reward - b) / math.sqrt(b * (1 - b))) for reward in scored.rewards)
-
-
-WEIGHS: Mapping[str, Weighting] = {
-    "paper": unweighed,
-    "positive": positive,
-    "right": right_one,
-    "own-positive": own_baseline_positive,
-}
+WEIGHS: Mapping[str, Weighting] = {"paper": unweighed, "positive": positive, "right": right_one}

@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 from p2p.types import PeerId
 from swarmd.experience import caps
 from swarmd.experience.pool import Key, Pool, key_of
-from swarmd.experience.strategies import MIN_WEIGHT, TAKES, Candidate, Sharing, SharingSettings, Take
+from swarmd.experience.strategies import TAKES, Candidate, Sharing, SharingSettings, Take
 from swarmd.protocols import Sampler
-from swarmd.types import Author, Lead, Scored
+from swarmd.types import Author, PassRates, Scored
 
 # Maximum number of draws for one batch. This bounds the time spent on a pool full of rollouts that the
 # filters reject.
@@ -31,11 +31,11 @@ def kind(candidate: Candidate) -> str:
 
 
 def by_weight(
-    candidates: Sequence[C], take: Take, lead: Lead, rng: random.Random
+    candidates: Sequence[C], take: Take, pass_rates: PassRates, rng: random.Random
 ) -> tuple[Sequence[C], caps.Order[C]]:
     """Return the candidates with a positive weight, and a weighted random order of them.
 
-    The weight of a candidate is its weight by `take`, times the square of the author's `Lead.pass_rates`.
+    The weight of a candidate is its weight by `take`, times the square of the author's pass rate.
     Without the square, four poisoners among ten peers still taught their word in one of three seeds
     (docs/experiments.md).
 
@@ -45,8 +45,8 @@ def by_weight(
     """
     weights = {
         id(c): weight
-        for c, w in zip(candidates, take.weights(candidates, lead), strict=True)
-        if (weight := w * lead.pass_rates.get(c.author, 1.0) ** 2) > 0
+        for c, w in zip(candidates, take.weights(candidates), strict=True)
+        if (weight := w * pass_rates.get(c.author, 1.0) ** 2) > 0
     }
     return [c for c in candidates if id(c) in weights], lambda c: rng.expovariate(weights[id(c)])
 
@@ -76,7 +76,7 @@ class SharingSampler:
         take, capped = TAKES[settings.take], settings.caps == "on"
         kept = [scored for scored in pool if take.keeps(scored)]
         theirs = caps.choose(
-            *by_weight(kept, take, self.sharing.lead, rng),
+            *by_weight(kept, take, self.sharing.pass_rates, rng),
             self.n_external,
             lambda scored: scored.rollout.origin if capped else None,
             kind if self.varied else None,
@@ -144,17 +144,18 @@ class OfferChoice(Generic[C]):
     def __init__(
         self, settings: SharingSettings, n: int, author_of: Callable[[C], Author], *, varied: bool = True
     ) -> None:
-        self._take, self._lead, self._n = TAKES[settings.take], Lead(elsewhere=MIN_WEIGHT), n
+        self._take, self._n = TAKES[settings.take], n
+        self._pass_rates: PassRates = {}
         self._author_of: caps.AuthorOf[C] = author_of if settings.caps == "on" else lambda _: None
         self._kind_of: caps.KindOf[C] | None = kind if varied else None
         self._had: list[C] = []  # offers chosen so far in this round
 
-    def begin(self, lead: Lead) -> None:
-        """Begin another round. lead: the trainer's result from the previous round."""
-        self._lead, self._had = lead, []
+    def begin(self, pass_rates: PassRates) -> None:
+        """Begin another round. pass_rates: the trainer's result from the previous round."""
+        self._pass_rates, self._had = pass_rates, []
 
     def __call__(self, offered: Sequence[C], count: int, rng: random.Random) -> Sequence[C]:
-        weighed = by_weight(offered, self._take, self._lead, rng)
+        weighed = by_weight(offered, self._take, self._pass_rates, rng)
         chosen = caps.choose(*weighed, count, self._author_of, self._kind_of, in_all=self._n, had=self._had)
         self._had += chosen
         return chosen

@@ -54,7 +54,7 @@ class Replay:
         self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random
     ) -> Sequence[Scored]:
         if not self.schedule.resting:
-            weighed = by_weight(pool, TAKES["uniform"], self.sharing.lead, rng)
+            weighed = by_weight(pool, TAKES["uniform"], self.sharing.pass_rates, rng)
             return choose(*weighed, self.batch, self._author, kind if self.varied else None)
         own = {s.rollout.author for s in local}
         theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round <= self.fresh]

@@ -152,7 +152,7 @@ class PlayedSwarm:
         reports: list[RoundReport] = [NOTHING] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
             if place not in gone:
-                self._joined[place].lead = self.nodes[place].sharing.lead
+                self._joined[place].pass_rates = self.nodes[place].sharing.pass_rates
                 begun = time.process_time()
                 reports[place] = run_round(number, self.nodes[place])
                 self.cpu[place] += time.process_time() - begun

@@ -373,10 +373,10 @@ class JoinedSwarm(
                 (), parts.batch_rng
             )
             pool.use(batch)
-            weigh, lead = parts.sharing.weighing(parts.me), parts.sharing.lead
+            weigh, rates = parts.sharing.weighing(parts.me), parts.sharing.pass_rates
             self._round, self._collected = self._round + 1, self._collected + len(batch)
             pool.forget(self._round)
-        network.next_round(self._round, [(scored.author, scored.ref.specialty) for scored in batch], lead)
+        network.next_round(self._round, [(scored.author, scored.ref.specialty) for scored in batch], rates)
         return [_group(scored, advantages(scored, within_group, weigh)) for scored in batch]
 
     # The scorer's thread.

@@ -23,7 +23,7 @@ from swarmd.errors import ConfigError
 from swarmd.exchange.events import Deliver, Leave, RoundBegan, Share, Useless
 from swarmd.state.folder import StateFolder
 from swarmd.state.status import NodeState, Status
-from swarmd.types import Lead, Rollout
+from swarmd.types import PassRates, Rollout
 
 # Maximum number of groups that the program shared and that wait to be scored; the oldest are dropped.
 MAX_HELD = 64
@@ -90,10 +90,10 @@ class Network:
     def charge(self, authors: Iterable[PeerId]) -> None:
         self._soon(self._swarm.driver.put, Useless(tuple(authors)))
 
-    def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], lead: Lead) -> None:
+    def next_round(self, number: int, used: Sequence[tuple[PeerId, str]], rates: PassRates) -> None:
         """Begin another round. used: author and specialty of each rollout of the last round's batch."""
         self._soon(self._swarm.used, used)
-        self._soon(self._swarm.driver.put, RoundBegan(number, lead))
+        self._soon(self._swarm.driver.put, RoundBegan(number, rates))
 
     def status(self) -> Status:
         """Return the status; the network thread makes it while that runs."""

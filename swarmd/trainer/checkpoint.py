@@ -64,8 +64,6 @@ class RunState:
     # Tokens of this node's latest answers in the asked form, by specialty.
     lengths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     success: Success = field(default_factory=Success)
-    own: Success = field(default_factory=Success)
-    others: Success = field(default_factory=Success)
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):

@@ -151,8 +151,6 @@ def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
         levels=parts.tasks.staircase.levels,
         lengths=dict(parts.limits.lengths),
         success=parts.sharing.success,
-        own=parts.sharing.own,
-        others=parts.sharing.others,
     )
 
 
@@ -190,4 +188,4 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
         parts.gate.state = state.gate
     parts.tasks.staircase.restore(state.levels)
     parts.limits.lengths = dict(state.lengths)
-    parts.sharing.success, parts.sharing.own, parts.sharing.others = state.success, state.own, state.others
+    parts.sharing.success = state.success

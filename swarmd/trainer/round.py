@@ -57,7 +57,7 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
     best = sorted(local, key=lambda s: not s.informative)[: parts.questions] if parts.resample else local
     if parts.gate is not None:
         parts.gate.learn(best)
-        parts.sharing.lead = replace(parts.sharing.lead, pass_rates=dict(parts.gate.pass_rates))
+        parts.sharing.pass_rates = dict(parts.gate.pass_rates)
     steps = [_step(parts, watch, best) for _ in range(parts.schedule.updates if parts.trains else 0)]
     whole = merged([step.update for step in steps])
     parts.schedule.observe(whole.clip_fraction, whole.drift)
@@ -174,8 +174,7 @@ def take_in(
     Returns them in the groups that give their advantages, and how many were new.
     """
     theirs = [parts.sharing.judged(s) for s in heard]
-    # The peers' success is estimated from `heard`, because `judged` may add this node's answers to a group.
-    parts.sharing.saw(local, heard, t)
+    parts.sharing.success.saw(local)
     parts.pool.forget(t)
     # Peers' copies of local text arrive without the text after the answer, so it is removed here too.
     known = [

@@ -154,9 +154,9 @@ class Trainer:
         # them again, so none is missing or duplicated.
         self._write_when_room(partial(self.metrics.append, line))
         affordable = self.timetable.affordable(time.monotonic())
-        used, lead = report.first_used, self.parts.sharing.lead
+        used, rates = report.first_used, self.parts.sharing.pass_rates
         self.link.tell(
-            link.RoundDone(line, self.verifier.pid, self.saved, affordable, used, lead, report.shown)
+            link.RoundDone(line, self.verifier.pid, self.saved, affordable, used, rates, report.shown)
         )
 
     def _supplied(self) -> bool:

@@ -31,7 +31,7 @@ from swarmd.exchange.exchange import Exchange
 from swarmd.exchange.market import Market
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.types import Completion, Lead, Rollout, TaskRef
+from swarmd.types import Completion, Rollout, TaskRef
 from testbed.probe import build_engine, lines, options, say
 
 WANTED, SHARED = 4, 8  # rollouts a round
@@ -86,7 +86,7 @@ class Node:
                 self.round += 1
                 ended(self)
                 self.got = 0
-                self.driver.put(RoundBegan(self.round + 1, Lead()))
+                self.driver.put(RoundBegan(self.round + 1, {}))
 
     def share(self, count: int = SHARED) -> None:
         def text() -> str:

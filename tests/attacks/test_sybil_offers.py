@@ -27,7 +27,7 @@ from p2p.types import Handlers, PeerId, Verdict
 from swarmd.exchange import offers
 from swarmd.exchange.events import Deliver, RoundBegan
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.types import Completion, Lead, Rollout, TaskRef
+from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks.gathering_node import WANTED, Node
 from tests.attacks.harness import Shares, show
 from tests.doubles import TOPIC, Clock, encoded
@@ -89,7 +89,7 @@ class World:
             )
 
     async def round(self, each: int, result: Result) -> None:
-        self.victim.driver.put(RoundBegan(self.victim.market.board.round + 1, Lead()))
+        self.victim.driver.put(RoundBegan(self.victim.market.board.round + 1, {}))
         for who in self.sybils:
             self.offer(who, each)
         on_board = 0

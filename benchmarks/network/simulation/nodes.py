@@ -57,7 +57,7 @@ from swarmd.exchange.events import Event as ExchangeEvent
 from swarmd.exchange.pacing import Heard
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import SAPO_9, TRAINING_TASKS
-from swarmd.types import Completion, Lead, Rollout, TaskRef
+from swarmd.types import Completion, Rollout, TaskRef
 
 OWN_ADMISSION = 300  # largest swarm in which each node has a `Member`
 ROUND = RoundConfig()
@@ -332,7 +332,7 @@ class Honest(Node):
         network = self.network
         self.round += 1
         self._began_at, self._tally, self._filled_at, self.had = network.now, network.tally, math.inf, 0
-        self.handle(RoundBegan(self.round, Lead() if self._trained else None))
+        self.handle(RoundBegan(self.round, {} if self._trained else None))
         self._trained = True
         length = self.seconds * self._rng.uniform(0.9, 1.1)
         network.at(network.now + GENERATION * length, self, Generated())

@@ -38,7 +38,7 @@ from swarmd.exchange.offers import MAX_OFFERED
 from swarmd.exchange.pacing import FEW_AUTHORS, MAX_WAITING
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.types import Completion, Lead, Rollout, TaskRef
+from swarmd.types import Completion, Rollout, TaskRef
 from tests.doubles import encoded, identity
 
 WANTED, MAX_AGE = 4, 2
@@ -146,7 +146,7 @@ class Played:
         self.round = max(1, self.round + ahead)
         if ahead:
             self.delivered.clear()
-        self.put(RoundBegan(self.round, Lead(elsewhere=0.1)))
+        self.put(RoundBegan(self.round, {}))
 
     def pass_to(self, time: float) -> None:
         while self.wake_at <= time:

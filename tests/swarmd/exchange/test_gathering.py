@@ -26,9 +26,9 @@ from swarmd.exchange.exchange import Exchange
 from swarmd.exchange.fetching import ASK_AGAIN_S
 from swarmd.exchange.market import LATE_S, MIN_FETCH_S, OTHER_AUTHORS, Market
 from swarmd.experience.batch import OfferChoice
-from swarmd.experience.strategies import SharingSettings
+from swarmd.experience.strategies import TAKES, SharingSettings, Take, informative
 from swarmd.tasks.curriculum import TINY_9, Curriculum
-from swarmd.types import Author, Completion, Lead, Rollout, TaskRef
+from swarmd.types import Author, Completion, Rollout, TaskRef
 from tests.doubles import TOPIC, Clock, encoded, gossip, identity, offer
 
 
@@ -66,8 +66,8 @@ class Party:
     def status(self) -> dict[str, int]:
         return msgspec.structs.asdict(self.market.figures())
 
-    def begin(self, lead: Lead | None = None) -> None:
-        self.driver.put(RoundBegan(self.market.board.round + 1, lead or Lead()))
+    def begin(self) -> None:
+        self.driver.put(RoundBegan(self.market.board.round + 1, {}))
 
     def exchange(self, curriculum: Curriculum, round: RoundConfig, sharing: SharingSettings) -> None:
         """Give the party another exchange."""
@@ -408,7 +408,7 @@ async def test_a_copied_offer_with_other_task_or_size_takes_nothing_from_the_aut
         author.member.publish(offers.KIND, body)
         await settled()
         only(b, thief.id)
-        b.driver.put(RoundBegan(1, Lead()))
+        b.driver.put(RoundBegan(1, {}))
         await settled(1)
         # If the task differs, the rollout was not chosen and takes no place. The author's offer stays.
         assert b.member.rejected[Reason.NOT_ITS_OWN] == 1 and len(b.got) == (what == "size")
@@ -419,21 +419,25 @@ async def test_a_copied_offer_with_other_task_or_size_takes_nothing_from_the_aut
 
 
 async def test_sharing_take_decides_which_rollouts_are_fetched(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wanted = ["bf"]
+    row = Take(informative, lambda each: [float(c.ref.specialty in wanted) for c in each])
+    monkeypatch.setitem(TAKES, "own.py", row)
     a, c, d, b = joined(1, 2, 3, 4)
-    b.exchange(TINY_9, RoundConfig(), SharingSettings(take="ahead"))
-    b.begin(Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
+    b.exchange(TINY_9, RoundConfig(), SharingSettings(take="own.py"))
+    b.begin()
     for number, author in enumerate((a, c, d)):
         author.share(*range(10 * number, 10 * number + 4), specialty="arc_1d")
     async with running(b):
         await settled(1)
-        assert not b.got  # no node is ahead in that specialty
+        assert not b.got
         for number, author in enumerate((a, c, d)):
             author.share(*range(100 + 10 * number, 102 + 10 * number))
         await settled(1)
         assert [r.ref.specialty for r in b.got] == ["bf"] * 4
-        b.begin(Lead({"bf": 0.0, "arc_1d": 0.4}, 0.1))
+        wanted[:] = ["arc_1d"]
+        b.begin()
         await settled(1)
         assert [r.ref.specialty for r in b.got[4:]] == ["arc_1d"] * 4
         assert max(Counter(r.author for r in b.got[4:]).values()) <= 2  # the caps hold

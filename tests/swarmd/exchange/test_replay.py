@@ -24,7 +24,7 @@ from swarmd.exchange.replay import Recording
 from swarmd.experience.strategies import SharingSettings
 from swarmd.system.bug_report import redacted
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.types import Completion, Lead, Rollout, TaskRef
+from swarmd.types import Completion, Rollout, TaskRef
 from tests.doubles import encoded
 from tests.swarmd.exchange.test_exchange import ACTIONS, AUTHORS, PEERS, ROUND, Action, Played, play
 
@@ -81,7 +81,7 @@ def recorded(path: Path, *, texts: str = "off", rounds: int = 3, said: list[str]
     exchange.record = Recording(exchange, config, path, [].append if said is None else said.append)
     exchange.handle(Connected(PEERS[:3]), 0.5)
     for n in range(1, rounds + 1):
-        exchange.handle(RoundBegan(n, Lead()), float(n))
+        exchange.handle(RoundBegan(n, {}), float(n))
         mine = Rollout(TaskRef("bf", n), (Completion(TEXT, True),), PEERS[39])
         exchange.handle(Share((mine,), n), n + 0.1)
         (body,), _ = encoded(

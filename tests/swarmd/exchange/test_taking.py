@@ -5,7 +5,7 @@ weak in one of them, and as good as the other nodes in the other.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import fmean
 
 import pytest
@@ -14,8 +14,8 @@ from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.exchange.offers import Board, Offered
 from swarmd.experience.batch import OfferChoice, SharingSampler
-from swarmd.experience.strategies import Sharing, SharingSettings
-from swarmd.types import Author, Completion, Lead, Rollout, Scored, TaskRef
+from swarmd.experience.strategies import TAKES, Sharing, SharingSettings, Take, with_a_right_answer
+from swarmd.types import Author, Completion, Rollout, Scored, TaskRef
 
 WEAK, STRONG = "bf", "arc_1d"
 WANTED = 4  # J
@@ -33,14 +33,6 @@ def scored(n: int, specialty: str, right: int, by: str, number: int = 1) -> Scor
     )
 
 
-def sharing(take: str, ours: dict[str, int], theirs: int = 5) -> Sharing:
-    """Return the rule of `take` for a node with `ours` right completions of eight; peers have `theirs`."""
-    known = Sharing(SharingSettings(take=take))
-    own = [scored(n, specialty, right, "me") for specialty, right in ours.items() for n in range(32)]
-    known.saw(own, [scored(n, specialty, theirs, "a0") for specialty in ours for n in range(32)], 1)
-    return known
-
-
 def offered(number: int) -> list[Scored]:
     """Return a round's rollouts of the other nodes: each specialty has four nodes with four rollouts each."""
     return [scored(100 * number + n, WEAK if n % 2 else STRONG, 5, f"a{n % 8}", number) for n in range(32)]
@@ -53,7 +45,7 @@ def from_the_whole_pool(known: Sharing, number: int, rng: random.Random) -> list
 def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
     """Return the rollouts that the daemon chooses to fetch, with the trainer's knowledge."""
     choice = OfferChoice[Offered](known.settings, WANTED, lambda item: author(item.author))
-    choice.begin(known.lead)
+    choice.begin(known.pass_rates)
     board, there = Board(lambda ref: True, kept_rounds=2), {scored.ref: scored for scored in offered(number)}
     board.add(
         [Offered(s.author, s.ref, ref.n.to_bytes(12, "big"), 100, s.author) for ref, s in there.items()]
@@ -66,29 +58,44 @@ def from_any_offers(known: Sharing, number: int, rng: random.Random) -> list[Sco
     return rng.sample(offered(number), WANTED)
 
 
-def batch(
-    take: str, pool: Callable[[Sharing, int, random.Random], list[Scored]], ours: dict[str, int] | None = None
-) -> tuple[float, float]:
+def batch(take: str, pool: Callable[[Sharing, int, random.Random], list[Scored]]) -> tuple[float, float]:
     """Return the average number of rollouts of the weak specialty in a batch, and of all rollouts in it."""
-    known, rng = sharing(take, ours or {WEAK: 1, STRONG: 5}), random.Random(1)
+    known, rng = Sharing(SharingSettings(take=take)), random.Random(1)
     sample = SharingSampler(known, 0, WANTED, author)
     batches = [sample([], pool(known, number, rng), rng) for number in range(1, ROUNDS + 1)]
     return fmean(sum(s.ref.specialty == WEAK for s in each) for each in batches), fmean(map(len, batches))
 
 
-def test_need_gets_as_much_of_the_weak_specialty_from_offers_as_from_a_pool() -> None:
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], str]]:
+    """Return a function that adds a strategy: the weak specialty weighs 1, the strong a given number."""
+
+    def add(strong: float) -> str:
+        row = Take(with_a_right_answer, lambda each: [1 if c.ref.specialty == WEAK else strong for c in each])
+        monkeypatch.setitem(TAKES, "own.py", row)
+        return "own.py"
+
+    yield add
+
+
+def test_an_own_strategy_gets_as_much_of_a_specialty_from_offers_as_from_a_pool(
+    own: Callable[[float], str],
+) -> None:
+    take = own(0.1)
     whole, fetched, any_of_them = (
-        batch("need", pool)[0] for pool in (from_the_whole_pool, from_offers, from_any_offers)
+        batch(take, pool)[0] for pool in (from_the_whole_pool, from_offers, from_any_offers)
     )
-    assert whole == pytest.approx(3.4, abs=0.15) and any_of_them == pytest.approx(2.0, abs=0.15)
+    assert whole > 3.2 and any_of_them == pytest.approx(2.0, abs=0.15)
     assert abs(fetched - whole) < 0.2
 
 
-def test_ahead_fetches_a_full_batch_or_nothing_if_no_node_is_ahead() -> None:
-    assert batch("ahead", from_offers) == (4.0, 4.0) == batch("ahead", from_the_whole_pool)
+def test_weight_0_is_never_fetched_and_a_full_batch_is_fetched_of_the_rest(
+    own: Callable[[float], str],
+) -> None:
+    take = own(0.0)
+    assert batch(take, from_offers) == (4.0, 4.0) == batch(take, from_the_whole_pool)
     # With random offers, half of the batch would stay empty.
-    assert batch("ahead", from_any_offers)[1] == pytest.approx(2.0, abs=0.15)
-    assert batch("ahead", from_offers, {WEAK: 6, STRONG: 6}) == (0.0, 0.0)
+    assert batch(take, from_any_offers)[1] == pytest.approx(2.0, abs=0.15)
 
 
 @pytest.mark.parametrize("take, share", [("uniform", 0.5), ("right", 0.5), ("unfiltered", 0.5)])
@@ -108,7 +115,7 @@ def test_a_round_starts_with_free_places_and_authors_keep_to_their_share() -> No
         offers = [
             Offered(PeerId(a), TaskRef(WEAK, n), bytes(12), 100, PeerId(a)) for a in by for n in range(20)
         ]
-        choice.begin(Lead())
+        choice.begin({})
         return sum(item.author == "a" for item in choice(offers, 8, random.Random(seed)))
 
     assert of_a("a", 0) == 8, "a single author did not get all places"

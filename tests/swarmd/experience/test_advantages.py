@@ -23,15 +23,15 @@ TABLE: Mapping[str, Loss] = {
     "added": Loss(grpo, lambda scored, _: [r - fmean(scored.group) for r in scored.rewards]),
 }
 REWARDS = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=8).map(tuple)
-NEVER_PUSHES_DOWN = ("positive", "right", "own-positive")
+NEVER_PUSHES_DOWN = ("positive", "right")
 
 
 def given_by(loss: str, one: Scored, weigh: Weigh = unweighed) -> Sequence[float]:
     return advantages(one, lambda s: TABLE[loss].advantages(s, LossSettings()), weigh)
 
 
-def weighed(loss: str, weigh: str, one: Scored, success: Success | None = None) -> Sequence[float]:
-    return given_by(loss, one, Sharing(SharingSettings(weigh=weigh), success or Success()).weighing(ME))
+def weighed(loss: str, weigh: str, one: Scored) -> Sequence[float]:
+    return given_by(loss, one, Sharing(SharingSettings(weigh=weigh)).weighing(ME))
 
 
 @pytest.mark.parametrize("weigh", WEIGHS)
@@ -61,17 +61,13 @@ def test_a_weighting_acts_on_any_loss_but_only_on_external_rollouts(
         ("positive", (0.2, 0.4), (0, 1)),
         ("right", (0, 1), (0, 1)),
         ("right", (0.2, 0.4), (0.2, 0.4)),
-        ("own-positive", (0, 1), (0, 1.732)),
-        # A rollout with only right answers: its advantage comes from the node's own success rate.
-        ("own-positive", (1, 1, 1), (1.732,) * 3),
         ("paper", (1, 1, 1), (0, 0, 0)),
     ],
 )
 def test_each_weighting_gives_the_expected_advantages_of_a_group(
     weigh: str, rewards: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
-    found = weighed("grpo", weigh, scored(*rewards), Success({"bf": 1.0}, {"bf": 4.0}))
-    assert found == pytest.approx(expected, abs=1e-2)
+    assert weighed("grpo", weigh, scored(*rewards)) == pytest.approx(expected, abs=1e-2)
 
 
 def of_success(share: float) -> Success:
@@ -85,7 +81,7 @@ def test_a_single_right_answer_counts_more_if_the_node_fails_more_often(weigh: s
     for success in (0.0, 0.3, 0.8):
         one = Sharing(SharingSettings(weigh=weigh), of_success(success)).judged(scored(1))
         assert one.informative and one.rewards == (1,)
-        given.append(weighed(loss, weigh, one, of_success(success))[0])
+        given.append(weighed(loss, weigh, one)[0])
     assert given == sorted(given, reverse=True) and given[-1] > 0
 
 
@@ -111,11 +107,6 @@ def test_a_single_partly_right_answer_counts_if_the_nodes_answers_are_worse() ->
 @pytest.mark.parametrize("success", [0.0, 0.3])
 def test_only_single_right_answers_are_compared_with_the_nodes_success(other: Scored, success: float) -> None:
     assert Sharing(success=of_success(success)).judged(other) is other
-
-
-def test_the_nodes_success_counts_as_one_to_fifteen_of_sixteen() -> None:
-    found = [weighed("grpo", "own-positive", scored(1), of_success(success))[0] for success in (0.0, 1.0)]
-    assert found == pytest.approx([15**0.5, 15**-0.5])
 
 
 def test_with_the_papers_weights_a_single_right_answer_has_no_advantage() -> None:

@@ -11,8 +11,7 @@ from swarmd.experience.advantages import within_group
 from swarmd.experience.batch import SharingSampler
 from swarmd.experience.pool import MAX_USED, Pool, PoolLimits, too_old
 from swarmd.experience.sampling import shuffled
-from swarmd.experience.strategies import Sharing, SharingSettings
-from swarmd.types import Completion, Lead, TaskRef
+from swarmd.types import Completion, TaskRef
 from tests.swarmd.experience.conftest import scored
 
 
@@ -120,12 +119,10 @@ def test_every_informative_rollout_is_equally_likely() -> None:
 
 
 def test_without_external_rollouts_no_random_numbers_are_drawn() -> None:
-    """The same holds for a strategy that draws by weights."""
-    sharing = Sharing(SharingSettings(take="need"), lead=Lead({"bf": 0.1, "arc_1d": 0.3}))
     pool = [scored(n, 0, 1, specialty=specialty) for n, specialty in enumerate(("bf", "arc_1d"))]
     rng = random.Random(0)
     mine = [scored(n, 0, 1, author="me") for n in range(8)]
-    assert SharingSampler(sharing, n_local=8, n_external=0)(mine, pool, rng) == mine
+    assert SharingSampler(n_local=8, n_external=0)(mine, pool, rng) == mine
     assert rng.getstate() == random.Random(0).getstate()
 
 

@@ -16,7 +16,7 @@ from swarmd.experience.pool import Pool, PoolEntry, PoolLimits
 from swarmd.experience.replay_schedule import FIRST_REST_ROUNDS, GuardState, ReplaySchedule
 from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
-from swarmd.types import Completion, Lead, Rollout, Scored, TaskRef, Tokens
+from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
 ME = PeerId("me")
 REWARDS = ((0.0, 0.0), (0.0, 1.0), (1.0, 1.0))
@@ -199,7 +199,7 @@ def test_a_loud_author_gets_no_more_than_an_equal_share_of_a_batch() -> None:
 def test_an_author_whose_text_rarely_passes_the_gate_is_rarely_drawn() -> None:
     pool = Pool(9, 40, PoolLimits(ME, 9))
     fill(pool, [*(scored(n) for n in range(8)), *(scored(8 + n, author="ab"[n % 2]) for n in range(8))])
-    sharing = Sharing(lead=Lead(pass_rates={PeerId("a"): 1 / 8}))
+    sharing = Sharing(pass_rates={PeerId("a"): 1 / 8})
     sample = Replay(pool, ReplaySchedule(4), 4, SharingSampler(), 2, sharing)
     drawn = [s.author for seed in range(500) for s in sample([], pool.snapshot(), random.Random(seed))]
     assert 0 < drawn.count(PeerId("a")) < 0.1 * drawn.count(PeerId("b"))

@@ -16,7 +16,7 @@ from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing, SharingSettings, Take, everything
 from swarmd.experience.usefulness import UselessRollouts, useful
-from swarmd.types import Author, Completion, Lead, Rollout, Scored, TaskRef
+from swarmd.types import Author, Completion, Rollout, Scored, TaskRef
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def test_without_a_binding_cap_the_first_rollouts_are_chosen() -> None:
 def test_a_draw_follows_the_weights(scale: float) -> None:
     """Only the ratios of the weights count, even if the weights are tiny."""
     rng, first = random.Random(0), Counter[int]()
-    take = Take(everything, lambda candidates, _: [scale * c.ref.n for c in candidates])
+    take = Take(everything, lambda candidates: [scale * c.ref.n for c in candidates])
     for _ in range(4000):
-        found, order = by_weight([scored("a", n) for n in range(4)], take, Lead(), rng)
+        found, order = by_weight([scored("a", n) for n in range(4)], take, {}, rng)
         assert [s.ref.n for s in found] == [1, 2, 3]
         first[min(found, key=order).ref.n] += 1
     assert [first[n] / 4000 for n in (1, 2, 3)] == pytest.approx([1 / 6, 2 / 6, 3 / 6], abs=0.03)
@@ -272,7 +272,7 @@ def test_without_caps_the_choice_is_uniform() -> None:
     for draw in (
         lambda: sample([], pool, rng),
         lambda: replay([], pool, rng),
-        lambda: (choice.begin(Lead()), choice(pool, 4, rng))[1],
+        lambda: (choice.begin({}), choice(pool, 4, rng))[1],
     ):
         drawn = [each.author for _ in range(1000) for each in draw()]
         assert len(drawn) == 4000 and drawn.count(PeerId("a")) == pytest.approx(3600, abs=100)
@@ -284,7 +284,7 @@ def test_a_loud_author_counts_as_one_under_any_weights(odd: dict[PeerId, float])
     rng, tally = random.Random(0), Counter[str]()
     said = [("l", 40), ("m", 40), ("a", 2), ("b", 2), ("c", 2), ("odd", 2)]
     pool = [scored(author, n) for author, count in said for n in range(count)]
-    sharing = Sharing(lead=Lead(pass_rates=odd))
+    sharing = Sharing(pass_rates=odd)
     for _ in range(1000):
         tally.update(s.author for s in SharingSampler(sharing, n_external=4)([], pool, rng))
     assert 0.30 < (tally["l"] + tally["m"]) / 4000 < 0.37  # two of six authors

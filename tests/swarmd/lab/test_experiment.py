@@ -63,17 +63,17 @@ def test_later_layers_override_earlier_ones_key_by_key() -> None:
 
 
 def test_a_sweep_has_every_combination_for_each_setting_except_the_baseline() -> None:
-    sweep = {"round": {"external": [4, 12]}, "sharing": {"take": ["need", "ahead"]}}
+    sweep = {"round": {"external": [4, 12]}, "sharing": {"take": ["uniform", "right"]}}
     mine = {"name": "mine", "round": {"local": 2, "external": 1}}
     read = parse_experiment(PLAIN | {"setting": [PLAIN["setting"][1], mine], "sweep": sweep}, "x.toml")
     assert read.baseline.name == "4/4" and [setting.name for setting in read.settings[1:]] == [
-        f"mine, external {external}, take {take}" for external in (4, 12) for take in ("need", "ahead")
+        f"mine, external {external}, take {take}" for external in (4, 12) for take in ("uniform", "right")
     ]
     assert [(s.nodes[0].round.local, s.nodes[0].round.external) for s in read.settings] == [
         (4, 4), (2, 4), (2, 4), (2, 12), (2, 12),
     ]  # fmt: skip
     alone = parse_experiment({"name": "one", "sweep": sweep}, "x.toml")
-    assert next(setting.name for setting in alone.settings) == "external 4, take need"
+    assert next(setting.name for setting in alone.settings) == "external 4, take uniform"
 
 
 def test_names_of_settings_may_use_any_alphabet() -> None:
@@ -110,7 +110,7 @@ def test_rollouts_are_offered_unless_the_file_or_a_setting_says_otherwise() -> N
             {"base": {"model": {"nmae": "tiny"}}},
             r"setting 1 \(8/0\): model.nmae: unknown key; did you mean model.name\?",
         ),
-        ({"base": {"sharing": {"take": "best"}}}, "sharing.take: expected .*need.*, found .best."),
+        ({"base": {"sharing": {"take": "best"}}}, "sharing.take: expected .*right.*, found .best."),
         ({"base": {"judge": {"url": ""}}}, "judge is not a section"),
         ({"base": {"round": {"pace": 5.0}}}, "round.pace has no effect in an experiment"),
         ({"base": {"swarm": {"mdns": "on"}}}, "swarm.mdns has no effect in an experiment"),

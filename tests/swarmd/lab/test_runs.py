@@ -37,7 +37,7 @@ from swarmd.tasks import own_tasks
 from swarmd.tasks.own_tasks import find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.types import Lead, Rollout, Scored, TaskRef
+from swarmd.types import Rollout, Scored, TaskRef
 from tests import ROOT
 from tests.p2p.real import SECONDS
 from tests.processes import ended, killed_after, wait_until
@@ -60,7 +60,7 @@ def experiment(rounds: int = 2, seeds: int = 1) -> Experiment:
                 {
                     "name": "1/1",
                     "round": {"local": 1, "external": 1},
-                    "sharing": {"share": "all", "take": "unfiltered", "weigh": "own-positive"},
+                    "sharing": {"share": "all", "take": "unfiltered", "weigh": "right"},
                 },
             ],
         },
@@ -197,7 +197,7 @@ def test_a_custom_strategy_is_played(tmp_path: Path) -> None:
     found = {}
     for name, weight in (("uniform", None), ("same", 1.0), ("none", 0.0)):
         file = tmp_path / f"{name}.py"
-        file.write_text(f"WEIGHT = {weight}\ndef weights(all, lead):\n    return [WEIGHT] * len(all)\n")
+        file.write_text(f"WEIGHT = {weight}\ndef weights(all):\n    return [WEIGHT] * len(all)\n")
         one = of_one(2, 4, "uniform" if weight is None else str(file))
         found[name] = [line["external"] for line in lines_of(one, one.settings[0], 1)]
         assert (f"strategy {name}.py" in versions(one)) == (weight is not None)
@@ -206,10 +206,10 @@ def test_a_custom_strategy_is_played(tmp_path: Path) -> None:
 
 def test_results_with_a_changed_strategy_cannot_be_continued(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("def weights(all, lead):\n    return [1.0] * len(all)\n")
+    file.write_text("def weights(all):\n    return [1.0] * len(all)\n")
     one = of_one(2, 4, str(file))
     results = Results.create(tmp_path / "results", one)
-    file.write_text("def weights(all, lead):\n    return [2.0] * len(all)\n")
+    file.write_text("def weights(all):\n    return [2.0] * len(all)\n")
     with pytest.raises(BadResults, match=r"with the strategy mine\.py before it was changed: its runs"):
         results.resume(one)
     with pytest.raises(BadResults, match=r"with the strategy mine\.py before it was changed: its runs"):
@@ -223,7 +223,7 @@ def test_results_with_a_changed_strategy_cannot_be_continued(tmp_path: Path) -> 
 def test_a_strategy_that_returns_no_weights_gives_a_message(tmp_path: Path, weights: str, said: str) -> None:
     """The error occurs inside trio, where offers are chosen."""
     file = tmp_path / "mine.py"
-    file.write_text(f"def weights(all, lead):\n    return {weights}\n")
+    file.write_text(f"def weights(all):\n    return {weights}\n")
     one = of_one(3, 4, str(file))
     with pytest.raises(ConfigError, match=f"mine.py cannot be used: .*{said}"):
         list(lines_of(one, one.settings[0], 1))
@@ -245,17 +245,15 @@ def test_the_example_strategy_can_be_copied(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(example)
     load_take(mine := str(tmp_path / "mine.py"))
     candidates = [
-        Scored(Rollout(TaskRef(name, 1), (), PeerId("other")), "", (), 1) for name in ("ahead", "behind")
+        Scored(Rollout(TaskRef(name, 1), (), PeerId("other")), "", (), 1) for name in ("bf", "arc_1d")
     ]
-    assert TAKES[mine].weights(candidates, Lead({"ahead": 0.5, "behind": -0.5})) == [0.6, 0.1]
+    assert TAKES[mine].weights(candidates) == [1.0, 0.1]
     assert not TAKES[mine].keeps(candidates[0])
 
 
 def test_a_mistake_in_a_strategys_saved_state_gives_a_message(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(
-        "def weights(all, lead):\n    return []\ndef keeps(scored):\n    return scored.reward > 0\n"
-    )
+    file.write_text("def weights(all):\n    return []\ndef keeps(scored):\n    return scored.reward > 0\n")
     load_take(str(file))
     with pytest.raises(ConfigError, match=r"mine.py cannot be used: AttributeError: .*'reward'"):
         TAKES[str(file)].keeps(Scored(Rollout(TaskRef("a", 1), (), PeerId("other")), "", (), 1))

@@ -23,7 +23,7 @@ from swarmd.exchange import offers, wire
 from swarmd.exchange.events import Deliver
 from swarmd.state.status import ModelDescription
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.types import Completion, Lead, Rollout, RoundLine, TaskRef
+from swarmd.types import Completion, Rollout, RoundLine, TaskRef
 from tests.doubles import encoded
 
 OTHER = Identity(b"o" * 32)
@@ -75,8 +75,8 @@ class Played:
     def trainer_says(self, message: link.ToDaemon) -> None:
         self.daemon.child.on_message(message)
 
-    def round_done(self, number: int, lead: Lead | None = None) -> None:
-        self.trainer_says(link.RoundDone(RoundLine(round=number), None, lead=lead or Lead()))
+    def round_done(self, number: int) -> None:
+        self.trainer_says(link.RoundDone(RoundLine(round=number), None))
 
     def gather(self) -> None:
         """Let the daemon fetch the offers that it chooses."""
@@ -118,22 +118,3 @@ def test_a_fetched_rollout_counts_for_the_round_of_its_offer(tmp_path: Path) -> 
     played.offer(2)
     played.gather()
     assert sorted(played.heard) == [8, 9]
-
-
-def test_fetching_prefers_specialties_in_which_other_nodes_are_ahead(tmp_path: Path) -> None:
-    played = Played(tmp_path, sharing={"take": "ahead"})
-    played.trainer_says(link.TrainerReady(ModelDescription(), 0, []))
-    played.round_done(1, Lead({"bf": -0.1, "arc_1d": -0.2}, 0.05))
-    for n in range(3):
-        played.offer(n, "bf")
-        played.offer(n, "arc_1d")
-    played.gather()
-    assert not played.refs
-    for number in range(2, 5):  # until the first offers are too old
-        played.round_done(number, Lead({"bf": -0.1, "arc_1d": -0.2}, 0.05))
-    for n in range(3):
-        played.offer(10 + n, "bf")
-        played.offer(10 + n, "arc_1d")
-    played.round_done(5, Lead({"bf": 0.1, "arc_1d": -0.2}, 0.05))
-    played.gather()
-    assert sorted(played.refs) == [TaskRef("bf", 10 + n) for n in range(3)]
