@@ -55,7 +55,7 @@ def open_taskset(source: str) -> OpenedTaskset:
     env = vf.load_environment(vf.env_config_type(name)(taskset={"id": name}))
     if why := next(_reasons(vf, module, env), ""):
         raise PluginRefused(f"it needs {why}, and every node scores answers again. {PURE}")
-    _keep_game(env.taskset.config)
+    keep_game(env.taskset.config)
     tasks = list(islice(env.taskset, MAX_TASKS + 1))
     notes = [f"tasks after the first {MAX_TASKS:,} left out"] if len(tasks) > MAX_TASKS else []
     del tasks[MAX_TASKS:]
@@ -101,7 +101,7 @@ def one_turn(questions: Sequence[str], score: Callable[[str, str], float], notes
     return made
 
 
-def _keep_game(config: Any) -> None:
+def keep_game(config: Any) -> None:
     """Make a game of TextArena only once: it reads word lists, which a contained process cannot do.
 
     Its `reset` begins it anew, and a worker plays one episode at a time.

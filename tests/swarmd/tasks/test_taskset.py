@@ -17,6 +17,7 @@ from swarmd.tasks.harness_task import HarnessScores
 from swarmd.tasks.own_tasks import OwnTasks, find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
+from swarmd.tasks.taskset import keep_game
 from swarmd.tasks.taskset_episode import TURNS
 from swarmd.types import Completion, TaskRef
 from testbed.environments import PACKAGES, default_environment, holds
@@ -324,6 +325,18 @@ def test_tools_of_a_taskset_are_called_in_the_contained_process(install: Install
         "DecodeError",
     )
     assert [shown[: len(start)] for shown, start in zip(bad.observations, starts, strict=True)] == [*starts]
+
+
+def test_a_game_of_textarena_is_made_once_since_it_reads_word_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    registered = {"Word-v0": SimpleNamespace(entry_point="textarena.envs:Word")}
+    games = SimpleNamespace(ENV_REGISTRY=registered, make=lambda name: made.append(name) or SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "textarena.envs.registration", games)
+    keep_game(SimpleNamespace(game="Word-v0"))
+    keep_game(SimpleNamespace(game="other"))
+    keep_game(SimpleNamespace())
+    make = registered["Word-v0"].entry_point
+    assert callable(make) and make(length=5) is make(length=5) and made == ["Word-v0-raw"]
 
 
 @pytest.mark.parametrize(
