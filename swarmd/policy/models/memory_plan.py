@@ -172,9 +172,7 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
     If even the smallest plan does not fit, that plan is returned, with `fits` False.
     """
     size, work = ITEMSIZE[dtype], work.within(shape.context)
-    always = _always(shape, size, lora_rank, work)
-    if dtype == "nf4":
-        always = [*_in_four_bits(shape, size), *always[1:]]
+    always = [*_weights(shape, dtype), *_for_training(shape, size, lora_rank, work)]
     held, usable = sum(item.bytes for item in always), max(0, int(USABLE_SHARE * free) - WORKSPACE_BYTES)
     room = max(0, usable - held)
 
@@ -184,18 +182,13 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         _token_bytes(shape, size, lora_rank is not None, recompute) for recompute in (False, True)
     )
     most_plain, most = max(0, room - head) // plain, max(0, room - head) // thrifty
-    if work.micro_batch_tokens:
-        tokens = work.micro_batch_tokens
-        checkpointing = dtype == "nf4" or tokens > most_plain
-    else:
-        checkpointing = most_plain < max(work.row, min(ENOUGH_TOKENS, work.rollout))
-        # nf4 always uses checkpointing: otherwise the backward pass would hold every layer's unpacked
-        # weights.
-        checkpointing |= dtype == "nf4"
-        fitting = most if checkpointing else most_plain
-        # A power of two, so that small changes of the free memory rarely change the micro-batches, and with
-        # them the last digits of sums.
-        tokens = max(work.row, min(MAX_TOKENS, 1 << fitting.bit_length() >> 1))
+    enough = work.micro_batch_tokens or max(work.row, min(ENOUGH_TOKENS, work.rollout))
+    # nf4 always uses checkpointing: otherwise the backward pass would hold every layer's unpacked weights.
+    checkpointing = dtype == "nf4" or most_plain < enough
+    fitting = most if checkpointing else most_plain
+    # A power of two, so that small changes of the free memory rarely change the micro-batches, and with them
+    # the last digits of sums.
+    tokens = work.micro_batch_tokens or max(work.row, min(MAX_TOKENS, 1 << fitting.bit_length() >> 1))
 
     # Bytes of one token in all layers, and the tokens of one question's answers.
     key_value = 2 * shape.layers * shape.key_width * (4 if work.on_cpu else size)
@@ -268,40 +261,42 @@ def _trained(shape: Shape, lora_rank: int | None) -> int:
     return lora_rank * (shape.adapted_inputs + shape.adapted_outputs) if lora_rank else shape.parameters
 
 
-def _always(shape: Shape, size: int, lora_rank: int | None, work: Workload) -> list[Item]:
-    trained = _trained(shape, lora_rank)
-    items = [Item("always", "weights", f"{shape.parameters:,} × {size} B", shape.parameters * size)]
-
-    def of_trained(name: str, numbers: int, each: int) -> None:
-        items.append(Item("always", name, f"{trained:,} × {numbers} × {each} B", trained * numbers * each))
-
-    if lora_rank:
-        # An adapter is float32 for any base.
-        of_trained("adapter and its gradient", 2, 4)
-        of_trained("copy of the adapter in the base's dtype", 1, size)
-    else:
-        of_trained("gradient", 1, size)
-    if not lora_rank and size < 4:
-        of_trained("float32 copy", 1, 4)
-    if work.optimizer == "adamw8bit":
-        of_trained("Adam's two moments, in 8 bits", 2, 1)
-        scales = -(-trained // BLOCK)
-        items.append(Item("always", "their scales", f"{scales:,} × 2 × 4 B", scales * 8))
-    else:
-        of_trained("Adam's two moments", 2, 4)
-    if work.start_copy and not lora_rank:
-        of_trained("weights at the start, for the KL", 1, size)
-    return items
-
-
-def _in_four_bits(shape: Shape, size: int) -> list[Item]:
-    """Return the items of a frozen base whose adapted layers are stored in 4 bits."""
+def _weights(shape: Shape, dtype: str) -> list[Item]:
+    """Return the items of the weights; with nf4 the adapted layers of a frozen base are stored in 4 bits."""
+    size = ITEMSIZE[dtype]
+    if dtype != "nf4":
+        return [Item("always", "weights", f"{shape.parameters:,} × {size} B", shape.parameters * size)]
     packed, layer = shape.adapted_weights, shape.adapted_weights // shape.layers
     rest = shape.parameters - packed
     return [
         Item("always", "weights in 4 bits", f"{packed:,} × {NF4_BITS:.3f} / 8 B", int(packed * NF4_BITS / 8)),
         Item("always", "embeddings, head and norms", f"{rest:,} × {size} B", rest * size),
         Item("always", "one layer's weights, unpacked", f"{layer:,} × {size} B", layer * size),
+    ]
+
+
+def _for_training(shape: Shape, size: int, lora_rank: int | None, work: Workload) -> list[Item]:
+    """Return the items that training always holds in addition to the weights."""
+    trained = _trained(shape, lora_rank)
+    # Rows of a name, a count of weights or scales, the numbers for each of them, and the bytes of a number.
+    # An adapter is float32 for any base.
+    weights = (
+        [
+            ("adapter and its gradient", trained, 2, 4),
+            ("copy of the adapter in the base's dtype", trained, 1, size),
+        ]
+        if lora_rank
+        else [("gradient", trained, 1, size), *[("float32 copy", trained, 1, 4)] * (size < 4)]
+    )
+    moments = (
+        [("Adam's two moments, in 8 bits", trained, 2, 1), ("their scales", -(-trained // BLOCK), 2, 4)]
+        if work.optimizer == "adamw8bit"
+        else [("Adam's two moments", trained, 2, 4)]
+    )
+    start = [("weights at the start, for the KL", trained, 1, size)] * (work.start_copy and not lora_rank)
+    return [
+        Item("always", name, f"{count:,} × {numbers} × {each} B", count * numbers * each)
+        for name, count, numbers, each in (*weights, *moments, *start)
     ]
 
 
