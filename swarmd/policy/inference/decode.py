@@ -1,7 +1,7 @@
 """Batched sampling: a prompt is computed once for all its completions, and finished rows leave the batch."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from typing import Final
@@ -207,10 +207,11 @@ def decode_rows(
             versions.append(between())
         rest()
         logits = rows.next(token)
-    samples = [
-        _sample(r, p, sampling.ends, versions) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)
+    masks = replies.drawn if replies else [()] * total
+    return [
+        _sample(*of_row, sampling.ends, versions)
+        for of_row in zip(ids.tolist(), logprobs.tolist(), masks, strict=True)
     ]
-    return replies.marked(samples) if replies else samples
 
 
 class Replies:
@@ -226,14 +227,14 @@ class Replies:
         """
         self._reply, self._prompts, self._room = reply, prompts, room
         self._next: dict[int, list[int]] = {}  # row -> tokens to read, the next one last
-        self._drawn: list[list[bool]] = [[] for _ in prompts]
+        self.drawn: list[list[bool]] = [[] for _ in prompts]  # by row: whether each token was drawn
 
     def read(self, token: Tensor, row: Tensor) -> Tensor:
         """Return the tokens [B], with those that rows read in place of those that were drawn for them."""
         for place, number in enumerate(row.tolist()):
             if reading := bool(self._next.get(number)):
                 token[place] = self._next[number].pop()
-            self._drawn[number].append(not reading)
+            self.drawn[number].append(not reading)
         return token
 
     def go_on(self, going: Tensor, alive: Tensor, row: Tensor, ids: Tensor) -> Tensor:
@@ -244,24 +245,15 @@ class Replies:
         there = [
             (p, n) for p, (n, lives) in enumerate(zip(row.tolist(), alive.tolist(), strict=True)) if lives
         ]
-        ended = [(p, n) for p, n in there if self._drawn[n][-1] and not going[p]]
-        asked = [(self._prompts[n], ids[n].tolist(), self._drawn[n]) for _, n in ended]
+        ended = [(p, n) for p, n in there if self.drawn[n][-1] and not going[p]]
+        asked = [(self._prompts[n], ids[n].tolist(), self.drawn[n]) for _, n in ended]
         for (_, number), tokens in zip(ended, self._reply(asked) if asked else (), strict=True):
             # There must be room for one more token, which is drawn.
             if len(tokens) + ids.shape[1] < self._room[number]:
                 self._next[number] = [*reversed(tokens)]
         for place, number in there:
-            going[place] |= bool(self._next.get(number)) or not self._drawn[number][-1]
+            going[place] |= bool(self._next.get(number)) or not self.drawn[number][-1]
         return going
-
-    def marked(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples of all rows, each with the mask of its drawn tokens."""
-        found = []
-        for sample, drawn in zip(samples, self._drawn, strict=True):
-            mask = tuple(drawn[: len(sample.ids)])
-            logprobs = tuple(compress(sample.logprobs, mask))
-            found.append(replace(sample, logprobs=logprobs, drawn=mask))
-        return found
 
 
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -300,11 +292,19 @@ def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
     return (stride * STRIDE_TOKENS + place.minimum(last))[:, 0]
 
 
-def _sample(ids: list[int], logprobs: list[float], ends: frozenset[int], versions: list[int]) -> Sample:
+def _sample(
+    ids: list[int],
+    logprobs: list[float],
+    drawn: Sequence[bool],
+    ends: frozenset[int],
+    versions: list[int],
+) -> Sample:
     length = ids.index(-1) if -1 in ids else len(ids)
+    mask = tuple(drawn[:length])
     return Sample(
         tuple(ids[:length]),
-        tuple(logprobs[:length]),
+        tuple(compress(logprobs[:length], mask) if mask else logprobs[:length]),
         length > 0 and ids[length - 1] in ends,
         tuple(versions[:length]),
+        mask,
     )
