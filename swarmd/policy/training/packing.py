@@ -153,7 +153,12 @@ def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
 
     A single row may exceed the budget. The completions of one prompt are split only if they alone exceed it.
     """
-    pieces = [piece for rows_of_one in by_prompt(rows) for piece in _pieces(rows_of_one, budget)]
+
+    # A piece has rows of one prompt only.
+    def fits(piece: Sequence[Row], row: Row) -> bool:
+        return len(row.prompt) + sum(len(r.completion) for r in (*piece, row)) <= budget
+
+    pieces = [piece for rows_of_one in by_prompt(rows) for piece in grouped(rows_of_one, fits)]
     sized = [(packed_tokens(piece), piece) for piece in pieces]
     for group in grouped(sized, lambda group, piece: sum(size for size, _ in (*group, piece)) <= budget):
         yield [row for _, piece in group for row in piece]
@@ -170,12 +175,6 @@ def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
 def packed_tokens(rows: Sequence[Row]) -> int:
     """Return the length of these rows' stream if their prompts have no common prefix."""
     return sum(map(len, {row.prompt for row in rows})) + sum(len(row.completion) for row in rows)
-
-
-def _pieces(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
-    """Split the rows of one prompt into pieces within the budget."""
-    room = budget - len(rows[0].prompt)
-    return grouped(rows, lambda piece, row: sum(len(r.completion) for r in (*piece, row)) <= room)
 
 
 def pack(rows: Sequence[Row], device: torch.device) -> Packed:
@@ -241,12 +240,10 @@ def padded_micro_batches(rows: Sequence[Row], budget: int, head_tokens: int) -> 
     """
 
     def fits(group: Sequence[Row], row: Row) -> bool:
-        longest = len(group[0])
-        if (len(group) + 1) * longest > budget:
-            return False
-        if sum(len(r.completion) for r in (*group, row)) > head_tokens:
-            return False
-        return len(group) * longest < WASTE_FROM_TOKENS or len(row) >= RAGGED * longest
+        longest, predicted = len(group[0]), sum(len(r.completion) for r in (*group, row))
+        within_limits = (len(group) + 1) * longest <= budget and predicted <= head_tokens
+        wastes_little = len(group) * longest < WASTE_FROM_TOKENS or len(row) >= RAGGED * longest
+        return within_limits and wastes_little
 
     return grouped(sorted(rows, key=len, reverse=True), fits)
 
