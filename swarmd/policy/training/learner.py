@@ -332,12 +332,15 @@ class Learner:
                 self._padded_logits(padded), padded.scores.targets, self._learning.temperature
             )[0]
         batch = pack(group, self._device)
-        hidden, found = self._decoder.hidden(batch), []
-        for begin in range(0, len(hidden), self._decoder.chunk):
-            part = slice(begin, begin + self._decoder.chunk)
-            logits = self._decoder.logits(hidden[part])
-            found.append(token_logprobs(logits, batch.scores[part].targets, self._learning.temperature)[0])
-        return torch.cat(found)
+        hidden, targets = (
+            torch.split(x, self._decoder.chunk) for x in (self._decoder.hidden(batch), batch.scores.targets)
+        )
+        return torch.cat(
+            [
+                token_logprobs(self._decoder.logits(states), of_chunk, self._learning.temperature)[0]
+                for states, of_chunk in zip(hidden, targets, strict=True)
+            ]
+        )
 
     def _backward_packed(self, decoder: Decoder, batch: Packed, reference: Tensor | None) -> list[Tensor]:
         """Run head and loss forward and backward in chunks, then the decoder backward at once.
@@ -378,9 +381,8 @@ class Learner:
         # The drift is 0 if the policy that drew the token is unknown. The KL is summed over this node's own
         # tokens only: `k3` needs tokens that the measured policy drew. Replayed text of other nodes is
         # excluded, although its log-probabilities at first use are known.
-        drift, kl = k3(current, drew), none
-        if reference is not None:
-            kl = torch.where(scores.own, k3(reference, current), 0.0)
+        drift = k3(current, drew)
+        kl = none if reference is None else torch.where(scores.own, k3(reference, current), 0.0)
         # All sums have one type, since MPS cannot stack mixed types. A count of tokens is exact in float32.
         figures = (loss.detach(), entropy, none if clipped is None else clipped, drift, drawn, kl, scores.own)
         return torch.stack([figure.float().sum() for figure in figures])
