@@ -219,10 +219,8 @@ class SharedPrefix:
         if self._ragged:
             query, key, value = (x.index_select(0, self._row) for x in (query, key, value))
         keys, values = self._append(layer, key, value)
-        first, end = 0, self._room
-        if not self._fixed:
-            end = self._done + 1
-            first = 0 if rules.window is None else max(0, end - rules.window)
+        end = self._room if self._fixed else self._done + 1
+        first = 0 if self._fixed or rules.window is None else max(0, end - rules.window)
         keys, values = (x[:, :, first:end].flatten(0, 1) for x in (keys, values))  # [S K, t, D]
         prefix_keys, prefix_values = (x.flatten(0, 1) for x in self._prefix[layer])  # [Q K, P, D]
         slots, heads, width = query.shape
@@ -256,13 +254,12 @@ class SharedPrefix:
             self._own[layer] = tuple(
                 self._memory(x.shape[0], x.shape[1], self._steps, x.shape[2]) for x in (key, value)
             )  # type: ignore[assignment]
-        keys, values = self._own[layer]
-        for stored, new in ((keys, key), (values, value)):
+        for stored, new in zip(self._own[layer], (key, value), strict=True):
             if self._fixed:
                 stored.index_copy_(2, self._place, new.to(self._stored)[:, :, None])
             else:
                 stored[:, :, self._done] = new
-        return keys, values
+        return self._own[layer]
 
     def _memory(self, *shape: int) -> Tensor:
         # With fixed shapes, steps also read unwritten tokens, so these must be 0; see `store`.
