@@ -39,18 +39,16 @@ def load_take(name: str) -> None:
         found = runpy.run_path(name)
         kept, own = found.get("keeps", informative), found["weights"]
 
+    @_its_mistakes(name)
     def keeps(scored: Scored) -> bool:
-        with _its_mistakes(name):
-            return bool(kept(scored))
+        return bool(kept(scored))
 
+    @_its_mistakes(name)
     def weights(candidates: Sequence[Candidate]) -> Sequence[float]:
-        with _its_mistakes(name):
-            given = [float(weight) for weight in own(candidates)]
-            if len(given) != len(candidates) or not all(0 <= weight < math.inf for weight in given):
-                raise ValueError(
-                    f"{given[:8]} is not a number from 0 for each of {len(candidates)} candidates"
-                )
-            return given
+        given = [float(weight) for weight in own(candidates)]
+        if len(given) != len(candidates) or not all(0 <= weight < math.inf for weight in given):
+            raise ValueError(f"{given[:8]} is not a number from 0 for each of {len(candidates)} candidates")
+        return given
 
     TAKES[name] = Take(keeps, weights)
 
