@@ -224,12 +224,12 @@ def _say_loading() -> None:
         tell("loading the model …")
 
 
+@interrupted_at_once()
 def _trained_model(state_dir: Path | None, config: Path | None, device: str | None) -> "TrainedModel":
-    with interrupted_at_once():
-        from swarmd.cli.trained.trained_model import TrainedModel
+    from swarmd.cli.trained.trained_model import TrainedModel
 
-        folder = as_state_dir(state_dir)
-        return TrainedModel(folder, joined(config, folder, {"device": device}))
+    folder = as_state_dir(state_dir)
+    return TrainedModel(folder, joined(config, folder, {"device": device}))
 
 
 def chat(

@@ -103,13 +103,13 @@ def run(network: nn.Module, ids: Tensor, positions: Tensor, layout: Layout, **mo
 
 
 @cache
+@torch.inference_mode(mode=False)
 def _any_mask(device: torch.device) -> Tensor:
     """Return a four-dimensional mask, which transformers passes through instead of building its own.
 
     The mask is made once per device, since copying a new one to the device would wait for the device's work.
     """
-    with torch.inference_mode(mode=False):
-        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, rules: Rules) -> Tensor:

@@ -61,6 +61,7 @@ class Sample:
     drawn: tuple[bool, ...] = ()
 
 
+@torch.inference_mode()
 def decode(
     network: nn.Module,
     prompts: Sequence[Sequence[int]],
@@ -97,27 +98,26 @@ def decode(
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
     device, shared, ended = generator.device, adopt(network), 0
-    with torch.inference_mode():
-        packed_rows = len(prompts) * copies if packed and sampling.limit >= PACKED_FROM_STEPS else 0
-        blocks = blocks_of(network, between is None, packed_rows) if shared else None
-        for group in groups(prompts, copies, sampling, cache_tokens, shared):
-            asked = [prompts[i] for i in group]
-            room = [sampling.room(i, prompts[i]) for i in group for _ in range(copies)]
-            rows: SharedPrefix | PaddedRows = (
-                SharedPrefix(network, asked, copies, max(room), device, blocks=blocks)
-                if shared
-                else PaddedRows(network, asked, copies, device)
-            )
-            note = partial(_note, done, ended, len(room), len(prompts) * copies)
-            replies = (
-                Replies(sampling.reply, [i for i in group for _ in range(copies)], room)
-                if sampling.reply
-                else None
-            )
-            samples = decode_rows(rows, room, sampling, generator, between, rest, drawn, note, replies)
-            ended += len(room)
-            for place, i in enumerate(group):
-                answers[i] = samples[place * copies : (place + 1) * copies]
+    packed_rows = len(prompts) * copies if packed and sampling.limit >= PACKED_FROM_STEPS else 0
+    blocks = blocks_of(network, between is None, packed_rows) if shared else None
+    for group in groups(prompts, copies, sampling, cache_tokens, shared):
+        asked = [prompts[i] for i in group]
+        room = [sampling.room(i, prompts[i]) for i in group for _ in range(copies)]
+        rows: SharedPrefix | PaddedRows = (
+            SharedPrefix(network, asked, copies, max(room), device, blocks=blocks)
+            if shared
+            else PaddedRows(network, asked, copies, device)
+        )
+        note = partial(_note, done, ended, len(room), len(prompts) * copies)
+        replies = (
+            Replies(sampling.reply, [i for i in group for _ in range(copies)], room)
+            if sampling.reply
+            else None
+        )
+        samples = decode_rows(rows, room, sampling, generator, between, rest, drawn, note, replies)
+        ended += len(room)
+        for place, i in enumerate(group):
+            answers[i] = samples[place * copies : (place + 1) * copies]
     return answers
 
 

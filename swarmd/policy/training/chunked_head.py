@@ -67,21 +67,21 @@ def recomputing(network: nn.Module) -> Iterator[None]:
             layer.training, layer.gradient_checkpointing = False, False
 
 
+@torch.no_grad()
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return each target's log-probability, the entropy in nats, and all probabilities [N, V].
 
     logits: [N, V]. targets: [N]. Computed in float32 and at the sampling temperature, since this distribution
     is the policy. Without gradient; see `logits_gradient`.
     """
-    with torch.no_grad():
-        scaled = logits.float() if temperature == 1 else logits.float() / temperature
-        probabilities = scaled.softmax(-1)
-        # Compute log Z from the likeliest token, whose probability is at least 1/V. This is exact and saves a
-        # second pass of exponentials.
-        highest, likeliest = scaled.max(-1)
-        normaliser = highest - probabilities.gather(1, likeliest[:, None])[:, 0].log()
-        entropy = normaliser - torch.linalg.vecdot(probabilities, scaled)
-        return scaled.gather(1, targets[:, None])[:, 0] - normaliser, entropy, probabilities
+    scaled = logits.float() if temperature == 1 else logits.float() / temperature
+    probabilities = scaled.softmax(-1)
+    # Compute log Z from the likeliest token, whose probability is at least 1/V. This is exact and saves a
+    # second pass of exponentials.
+    highest, likeliest = scaled.max(-1)
+    normaliser = highest - probabilities.gather(1, likeliest[:, None])[:, 0].log()
+    entropy = normaliser - torch.linalg.vecdot(probabilities, scaled)
+    return scaled.gather(1, targets[:, None])[:, 0] - normaliser, entropy, probabilities
 
 
 def logits_gradient(probabilities: Tensor, targets: Tensor, gradient: Tensor, temperature: float) -> Tensor:

@@ -212,6 +212,7 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> memoryview:
     return data
 
 
+@torch.no_grad()
 def put_weights(trained: Mapping[str, Tensor], file: bytes) -> None:
     """Copy the values of a safetensors file into the trained parameters.
 
@@ -223,6 +224,5 @@ def put_weights(trained: Mapping[str, Tensor], file: bytes) -> None:
         raise ValueError(f"the weights cannot be read ({error})") from error
     if {name: t.shape for name, t in tensors.items()} != {name: p.shape for name, p in trained.items()}:
         raise ValueError("the weights have other names or shapes than the model")
-    with torch.no_grad():
-        for name, parameter in trained.items():
-            parameter.copy_(tensors.pop(name))
+    for name, parameter in trained.items():
+        parameter.copy_(tensors.pop(name))
