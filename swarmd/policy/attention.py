@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from swarmd.policy.models.device import to_device
@@ -59,22 +59,21 @@ class Layout(Protocol):
         """Run a recurrent layer over the stream: [T, n] -> [T, m]."""
 
 
-def adopt(network: nn.Module) -> bool:
+def adopt(network: PreTrainedModel) -> bool:
     """Install our attention function in a network, once.
 
     Returns False, without a change, if the network's architecture is not covered.
     """
-    model: Any = network
-    if model.config._attn_implementation == NAME:
+    if network.config._attn_implementation == NAME:
         return True
     # cuDNN plans its attention for each new shape, which takes up to a second, and our batches rarely repeat
     # a shape. torch prefers cuDNN from Hopper on.
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
-    if not covers(model.config):
+    if not covers(network.config):
         return False
-    model.set_attn_implementation(NAME)
+    network.set_attn_implementation(NAME)
     read_streams(network)
-    return bool(model.config._attn_implementation == NAME)
+    return bool(network.config._attn_implementation == NAME)
 
 
 def covers(config: Any) -> bool:

@@ -351,7 +351,9 @@ def base_network(place: hub.Place, identity: policy_files.ModelIdentity) -> nn.M
     Raises CheckpointUnfit if an adapter was trained on other weights.
     """
     transformers_logging.disable_progress_bar()
-    network = load_weights(hub.with_weights(place), read_config(place), DTYPES[identity.dtype], place.source)
+    network: nn.Module = load_weights(
+        hub.with_weights(place), read_config(place), DTYPES[identity.dtype], place.source
+    )
     if identity.lora_rank is not None and fingerprint_of(network) != identity.fingerprint:
         raise policy_files.CheckpointUnfit(
             f"the weights of {place.source} have changed since the adapter was trained. Restore the old"

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec import structs
@@ -148,11 +147,10 @@ class LanguagePolicy:
         # The steps of a large model are long enough without this, and its memory is scarce.
         if loaded.shape.parameters <= KEEP_FREED_PARAMETERS:
             keep_freed_memory(loaded.device)
-        network: Any = loaded.network
-        chat = chat_of(config.model, config.model.name, loaded.tokenizer, network)
+        chat = chat_of(config.model, config.model.name, loaded.tokenizer, loaded.network)
         sampling = Sampling(
             limit=work.new_tokens,
-            context=context_of(network.config) or NO_LIMIT_TOKENS,
+            context=context_of(loaded.network.config) or NO_LIMIT_TOKENS,
             ends=chat.ends,
             temperature=config.generate.temperature,
         )

@@ -115,7 +115,7 @@ class EngineDriver:
         else:
             version = self._synced_to(self.engine, version)
             answers = self.engine.generate(prompts, copies, sampling, generator)
-            vocabulary: int = self._loaded.network.get_input_embeddings().num_embeddings  # type: ignore[operator]
+            vocabulary: int = self._loaded.network.get_input_embeddings().num_embeddings
             answers = checked(answers, prompts, copies, sampling, vocabulary)
             if self._between is not None:
                 answers = [[replace(s, versions=(version,) * len(s.ids)) for s in each] for each in answers]

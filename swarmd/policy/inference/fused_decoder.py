@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from swarmd.policy.attention import Layout, Rules
 from swarmd.policy.inference.packed_weights import PackedLinear, packable
@@ -23,7 +24,7 @@ FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 class Blocks:
     """The network's layers, read from its modules, with their adapters."""
 
-    def __init__(self, network: nn.Module, frozen: bool, rows: int = 0) -> None:
+    def __init__(self, network: PreTrainedModel, frozen: bool, rows: int = 0) -> None:
         """Read a network's layers.
 
         Args:
@@ -31,13 +32,11 @@ class Blocks:
             frozen: whether its weights stay unchanged while this is used, so that adapters may be copied.
             rows: if above 0, pack copies of all weights for this many rows, where packing works.
         """
-        model: Any = network
-        decoder = model.base_model
-        self._embed: nn.Module = model.get_input_embeddings()
+        decoder, head = network.base_model, network.get_output_embeddings()
+        self._embed: nn.Module = network.get_input_embeddings()
         self._rotations: nn.Module = decoder.rotary_emb
         self._layers = [_Block(layer, i, frozen, rows) for i, layer in enumerate(decoder.layers)]
         self._norm: Any = decoder.norm
-        head = model.get_output_embeddings()
         self._head: Project = PackedLinear([head], rows) if rows and packable([head]) else head
 
     def step(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
@@ -52,10 +51,9 @@ class Blocks:
         return self._head(_normed(x, self._norm))
 
 
-def blocks_of(network: nn.Module, frozen: bool = True, rows: int = 0) -> Blocks | None:
+def blocks_of(network: PreTrainedModel, frozen: bool = True, rows: int = 0) -> Blocks | None:
     """Return a network's `Blocks`; None if they would not compute the same as the network."""
-    model: Any = network
-    return Blocks(network, frozen, rows * frozen) if model.config.model_type in FAMILIES else None
+    return Blocks(network, frozen, rows * frozen) if network.config.model_type in FAMILIES else None
 
 
 class _Block:

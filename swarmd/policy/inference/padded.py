@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
-from transformers import DynamicCache
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 
 from swarmd.policy.models.architecture import cache_argument
 from swarmd.policy.models.device import to_device
@@ -31,7 +31,7 @@ class PaddedRows:
     compact_at = COMPACT_AT
 
     def __init__(
-        self, network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, device: torch.device
+        self, network: PreTrainedModel, prompts: Sequence[Sequence[int]], copies: int, device: torch.device
     ) -> None:
         """Pad the prompts on the left; nothing is computed yet."""
         self._network, self._copies = network, copies
@@ -72,13 +72,13 @@ class PaddedRows:
 
 
 @torch.inference_mode()
-def agrees_with_itself(network: nn.Module) -> bool:
+def agrees_with_itself(network: PreTrainedModel) -> bool:
     """Return whether padded decoding gives the same distributions as plain forward passes.
 
     Two padded prompts are decoded token by token. This check is for architectures that the tests do not
     cover. Returns False, too, if the network cannot be decoded in this way at all.
     """
-    weight: Tensor = network.get_input_embeddings().weight  # type: ignore[operator]
+    weight: Tensor = network.get_input_embeddings().weight
     tokens = [i % len(weight) for i in range(1, 24)]
     prompts, then = [tokens[:4], tokens[4:15]], torch.tensor(tokens[15:], device=weight.device)
 

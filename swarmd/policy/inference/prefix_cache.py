@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from swarmd.policy.attention import (
     PackedLayout,
@@ -41,7 +42,7 @@ class SharedPrefix:
 
     def __init__(
         self,
-        network: nn.Module,
+        network: PreTrainedModel,
         prompts: Sequence[Sequence[int]],
         copies: int,
         steps: int,
@@ -61,7 +62,6 @@ class SharedPrefix:
             blocks: the network's layers for the steps; None for the network's modules.
             fixed: whether steps keep their shapes as long as possible; by default if steps are recorded.
         """
-        model: Any = network
         self._network, self._prompts, self._copies, self._steps, self._device = (
             network,
             prompts,
@@ -69,7 +69,7 @@ class SharedPrefix:
             steps,
             device,
         )
-        self._dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+        self._dtype: torch.dtype = network.get_input_embeddings().weight.dtype
         # A CPU computes scores and weighted values in float32, and would convert all of them at each step.
         exact = torch.promote_types(self._dtype, torch.float32)
         self._stored = exact if device.type == "cpu" else self._dtype

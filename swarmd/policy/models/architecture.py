@@ -30,6 +30,7 @@ from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 
 from swarmd.errors import NoModel
@@ -145,7 +146,7 @@ def has_other_parts(document: dict[str, Any]) -> bool:
     return "text_config" in document
 
 
-def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.Module:
+def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> PreTrainedModel:
     """Build the network without its weights (meta device), to count parameters before any large download.
 
     most: maximum number of modules. Raises NoModel if there are more, or swarmd cannot train the model.
@@ -161,7 +162,7 @@ def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.M
 
     try:
         with torch.device("meta"), register_module_module_registration_hook(count):
-            network: nn.Module = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
     except NoModel:
         raise
     except Exception as error:  # the file is untrusted: transformers may raise anything
@@ -174,10 +175,9 @@ def skeleton_of(architecture: Any, source: str, most: int = MAX_MODULES) -> nn.M
                     " generates text."
                 ) from None
         raise _not_built(source, error) from error
-    return network
 
 
-def cache_argument(network: nn.Module) -> str:
+def cache_argument(network: PreTrainedModel) -> str:
     """Return the name of a network's cache argument, which transformers 5.24 changed."""
     return "cache" if "cache" in inspect.signature(network.forward).parameters else "past_key_values"
 
@@ -189,14 +189,13 @@ def _not_built(source: str, error: Exception) -> NoModel:
     )
 
 
-def is_tried(network: nn.Module, source: str) -> bool:
+def is_tried(network: PreTrainedModel, source: str) -> bool:
     """Return whether our tests compare batches of this architecture with single sequences.
 
     Raises NoModel if the network cannot be decoded in batches: it attends to later tokens, or its states
     cannot be selected by row.
     """
-    model: Any = network
-    config, kind = model.config, model.config.model_type
+    config, kind = network.config, network.config.model_type
     if covers(config):
         return True
     if not getattr(config, "is_decoder", True):
@@ -210,7 +209,7 @@ def is_tried(network: nn.Module, source: str) -> bool:
         # transformers has no cache for these layers.
         fitting = False
     else:
-        fitting = inspect.signature(model.forward).parameters.keys() >= _ASKED | {cache_argument(model)}
+        fitting = inspect.signature(network.forward).parameters.keys() >= _ASKED | {cache_argument(network)}
     if not fitting:
         raise NoModel(
             f"{source} ({kind}) keeps its states in a form that several answers to one prompt cannot"
@@ -225,16 +224,15 @@ def context_of(text: Any) -> int | None:
     text: a text model's configuration. longrope rotates all positions differently as soon as one exceeds its
         original length, so answers must end there.
     """
-    most: int | None = getattr(text, "max_position_embeddings", None)
     ropes = getattr(text, "rope_parameters", None) or {}
     ropes = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
     original = [
         rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"
     ]
-    return min(original) if original else most
+    return min(original, default=getattr(text, "max_position_embeddings", None))
 
 
-def shape_of(network: nn.Module, source: str = "this model") -> Shape:
+def shape_of(network: PreTrainedModel, source: str = "this model") -> Shape:
     """Count a network's parameters and sizes; works on the meta device. Raises NoModel.
 
     All numbers are exact, except the widths, which come from the configuration.
@@ -247,9 +245,8 @@ def shape_of(network: nn.Module, source: str = "this model") -> Shape:
         raise _not_built(source, error) from error
 
 
-def _counted(network: nn.Module) -> Shape:
-    text: Any = network.config.get_text_config()  # type: ignore[operator,union-attr]  # all transformers models have it
-    head: Any = network.get_output_embeddings()  # type: ignore[operator]  # all causal language models have it
+def _counted(network: PreTrainedModel) -> Shape:
+    text, head = network.config.get_text_config(), network.get_output_embeddings()
     layers = [m for m in network.modules() if isinstance(m, nn.Linear) and m is not head]
     norms = [
         m

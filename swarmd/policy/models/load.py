@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from swarmd.config.config import ModelConfig
@@ -36,7 +36,7 @@ class Loaded(FittedModel):
     `network` is the transformers model itself. With an adapter, it contains LoRA layers.
     """
 
-    network: nn.Module
+    network: PreTrainedModel
     fingerprint: str  # fingerprint of the base weights as loaded
 
 
@@ -73,7 +73,7 @@ def load_model(
     network = load_weights(folder, found.architecture, found.dtype, place.source)
     if not found.tried and not agrees_with_itself(network):
         raise NoModel(
-            f"{place.source} ({network.config.model_type})"  # type: ignore[union-attr]
+            f"{place.source} ({network.config.model_type})"
             " computes other results in batched decoding than in one pass with the installed"
             " transformers, so it would be trained on wrong probabilities. Choose another"
             " model; `swarmd models` names some."
@@ -102,7 +102,7 @@ def _too_large(source: str, why: str) -> NoModel:
     )
 
 
-def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: str) -> nn.Module:
+def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: str) -> PreTrainedModel:
     """Load a folder's network with its weights on the CPU.
 
     architecture: the result of `read_config`. Raises NoModel.
@@ -112,7 +112,6 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
     # Otherwise transformers logs one line for each tensor of the parts that are left out.
     transformers_logging.set_verbosity_error()
     try:
-        network: nn.Module
         with checked_folder(folder, source, weights=True) as private:
             network, report = AutoModelForCausalLM.from_pretrained(
                 private,
@@ -148,7 +147,7 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
 _BY_KERNELS: Final = MappingProxyType({"falcon_h1": ["out_proj"], "nemotron_h": ["out_proj"]})
 
 
-def lora_config(rank: int, network: nn.Module) -> Any:
+def lora_config(rank: int, network: PreTrainedModel) -> Any:
     """Return peft's LoraConfig for every linear layer except the head (arXiv 2106.09685), with alpha = 2 r.
 
     Adapter weights are float32, independent of the base's dtype.
@@ -159,7 +158,7 @@ def lora_config(rank: int, network: nn.Module) -> Any:
 
     config = LoraConfig(
         r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM",
-        exclude_modules=_BY_KERNELS.get(network.config.model_type),  # type: ignore[union-attr,arg-type]
+        exclude_modules=_BY_KERNELS.get(network.config.model_type),
     )  # fmt: skip
     # In some families peft also adapts experts and routers, which were linear layers before transformers 5
     # and are parameters now. The memory plan and `lora.fold` do not support these. peft also mistakes other
@@ -169,7 +168,7 @@ def lora_config(rank: int, network: nn.Module) -> Any:
     return config
 
 
-def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
+def with_adapter(network: PreTrainedModel, rank: int, seed: int) -> PreTrainedModel:
     """Add an adapter that has no effect yet. seed: seed of its first weights.
 
     Only the adapted layers are kept, without peft's wrapper around the model. They work inside the network's
@@ -180,11 +179,10 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         # peft draws from torch's global generator.
         torch.manual_seed(seed)
-        adapted: nn.Module = in_peft(network, config).get_base_model()
-    return adapted
+        return in_peft(network, config).get_base_model()
 
 
-def in_peft(network: nn.Module, config: Any) -> Any:
+def in_peft(network: PreTrainedModel, config: Any) -> Any:
     """Wrap a network with an adapter as a peft model."""
     from peft import get_peft_model
 

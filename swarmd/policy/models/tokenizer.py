@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import Tokenizer
-from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from swarmd.config.messages import shown
 from swarmd.errors import NoModel
@@ -37,7 +36,7 @@ PROBES: Final = (
 VOCABULARIES: Final = ("tokenizer.json", "*.model", "vocab.json", "vocab.txt")
 
 
-def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
+def load_tokenizer(place: hub.Place, network: PreTrainedModel) -> Any:
     """Load a model's tokenizer.
 
     network: a skeleton is enough. Raises NoModel if the tokenizer is missing or damaged, does not match the
@@ -56,7 +55,7 @@ def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
         ) from error
 
 
-def _checked(folder: Path, source: str, network: nn.Module) -> Any:
+def _checked(folder: Path, source: str, network: PreTrainedModel) -> Any:
     if not any(path for pattern in VOCABULARIES for path in folder.glob(pattern)):
         raise NoModel(
             f"{source} holds no tokenizer (tokenizer.json). Copy the tokenizer's files of the model that it"
@@ -69,7 +68,7 @@ def _checked(folder: Path, source: str, network: nn.Module) -> Any:
             f"the tokenizer of {source} has no chat template, so it cannot be asked questions. "
             "Choose an instruct model, or add a chat_template.jinja to a local copy."
         )
-    rows = network.get_input_embeddings().num_embeddings  # type: ignore[operator]  # all causal language models have it
+    rows = network.get_input_embeddings().num_embeddings
     _drop_beyond(tokenizer, rows, source)
     for text in PROBES:
         _check_round_trip(tokenizer, text, source)

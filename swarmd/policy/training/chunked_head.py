@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from swarmd.policy.attention import PackedLayout, capped, run
@@ -19,16 +19,15 @@ from swarmd.policy.training.packing import Packed
 class Decoder:
     """An adopted network (`attention.adopt`), split into decoder and head, with gradients."""
 
-    def __init__(self, network: nn.Module, device: torch.device, chunk: int = 0) -> None:
+    def __init__(self, network: PreTrainedModel, device: torch.device, chunk: int = 0) -> None:
         """Split a network into decoder and head.
 
         chunk: the number of tokens whose logits are held at once; 0 for the number that a plan would choose.
         """
-        model: Any = network
-        self._decoder: nn.Module = model.base_model
-        self._head: nn.Module = model.get_output_embeddings()
-        self._device, self._dtype = device, model.get_input_embeddings().weight.dtype
-        config = model.config
+        self._decoder: nn.Module = network.base_model
+        self._head: nn.Module = network.get_output_embeddings()
+        self._device, self._dtype = device, network.get_input_embeddings().weight.dtype
+        config = network.config
         self._divisor: float = getattr(config, "logits_scaling", 1.0)  # Granite
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)  # Gemma
         self.chunk = chunk or chunk_of(config.vocab_size)
