@@ -17,7 +17,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.config.messages import shown
 from swarmd.config.schema import INVITED, Given
 from swarmd.config.sources import FLAGS, NODE, Resolved, flatten
-from swarmd.errors import CannotRecord, ConfigError
+from swarmd.errors import ConfigError
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.state.folder import CHOICES_FILE, write_atomically
 from swarmd.trainer.checkpoint import saved_in
@@ -80,12 +80,8 @@ def remember(resolved: Resolved, folder: Path) -> None:
         for flag in REMEMBERED
         if resolved.origins[FLAGS[flag]].startswith(("--", "SWARMD_", INVITED))
     }
-    if chosen.items() <= kept.items():
-        return
-    try:
+    if not chosen.items() <= kept.items():
         write_atomically(folder / CHOICES_FILE, {"schema": 1, **kept, **chosen})
-    except OSError as error:
-        raise CannotRecord.to(folder / CHOICES_FILE, error) from None
 
 
 def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

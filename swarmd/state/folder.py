@@ -125,9 +125,12 @@ def in_use(path: Path) -> bool:
 def write_atomically(path: Path, document: Mapping[str, Any]) -> None:
     """Replace `path` with a JSON file, mode 0600, atomically: readers see the whole old or whole new file.
 
-    Raises OSError.
+    Raises CannotRecord.
     """
-    durable.replace(path, json.dumps(document).encode())
+    try:
+        durable.replace(path, json.dumps(document).encode())
+    except OSError as error:
+        raise CannotRecord.to(path, error) from None
 
 
 class _Drawn(msgspec.Struct):
@@ -145,10 +148,7 @@ def node_seed(configured: int | None, folder: Path) -> int:
     if (drawn := durable.load(path, read, "another seed is drawn")) is not None:
         return drawn.seed
     seed = secrets.randbits(32)
-    try:
-        write_atomically(path, {"schema": 1, "seed": seed})
-    except OSError as error:
-        raise CannotRecord.to(path, error) from None
+    write_atomically(path, {"schema": 1, "seed": seed})
     return seed
 
 

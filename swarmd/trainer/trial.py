@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from swarmd.config.config import NodeConfig
-from swarmd.errors import CannotRecord, NoModel
+from swarmd.errors import NoModel
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Examples
@@ -208,10 +208,7 @@ def settled(
     if len(found) == 1 and not found[style].works:
         # There was no time for another style, so the next start tries again.
         return style, sentences(found)
-    try:
-        write_atomically(path, asdict(_Kept(config.model.name, curriculum.digest, style)))
-    except OSError as error:
-        raise CannotRecord.to(path, error) from None
+    write_atomically(path, asdict(_Kept(config.model.name, curriculum.digest, style)))
     return style, sentences(found)
 
 

@@ -27,7 +27,7 @@ import trio
 
 from p2p.errors import OperatorError
 from p2p.types import Started
-from swarmd.errors import CannotRecord, NotRunning, SwarmdError, Unreachable
+from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import LOCK_FILE, LOG_FILE, RUN_FILE, in_use, write_atomically
 
 # The result may be of any type that msgspec can encode.
@@ -63,10 +63,7 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
             path.chmod(0o600)
             listener.listen(_MAX_CONNECTIONS)
             document = {"schema": 1, "pid": os.getpid(), "socket": str(path), "started_at": time.time()}
-            try:
-                write_atomically(record, document)
-            except OSError as error:
-                raise CannotRecord.to(record, error) from None
+            write_atomically(record, document)
             task_status.started(str(path))
             await serve_at_most(
                 _MAX_CONNECTIONS, partial(_converse, handlers), [trio.SocketListener(listener)]

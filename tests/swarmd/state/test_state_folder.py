@@ -121,7 +121,7 @@ def test_an_atomic_write_replaces_the_whole_file_and_leaves_no_other_file(tmp_pa
     for pid in (1, 2):
         write_atomically(tmp_path / "run.json", {"pid": pid})
     (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(CannotRecord, match="Is a directory"):
         write_atomically(tmp_path / "folder", {})
     assert (tmp_path / "run.json").read_text() == '{"pid": 2}'
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run.json"]
