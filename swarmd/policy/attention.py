@@ -274,16 +274,10 @@ class PackedLayout:
         dtype: of the network's queries.
         """
         self._spans, self._device = [span for span in spans if span.length], device
-        self._tiles = [_Tile(group, device, dtype) for group in _group(spans)]
-        place = torch.empty(sum(span.length for span in spans), dtype=torch.long)
-        before = 0
-        for tile in self._tiles:
-            for row, span in enumerate(tile.spans):
-                first = before + row * tile.queries
-                place[span.start : span.start + span.length] = torch.arange(first, first + span.length)
-            before += len(tile.spans) * tile.queries
+        groups = _group(spans)
+        self._tiles = [_Tile(group, device, dtype) for group in groups]
         # [T]: index of each token's output in the concatenated outputs of the tiles.
-        self._place = to_device(place, device)
+        self._place = to_device(_places(groups), device)
         self._queries, self._keys = (
             (list(map(len, places)), to_device(torch.cat(places), device))
             for places in ([t.query_places for t in self._tiles], [t.key_places for t in self._tiles])
@@ -323,23 +317,18 @@ class PackedLayout:
             for each span the row of its last prefix span in the previous level [B]; and the index of each
             token of the stream in the concatenated levels.
         """
-        place = torch.empty(sum(span.length for span in self._spans), dtype=torch.long)
-        levels, row, laid = [], dict[int, int](), 0
-        for _, same in groupby(sorted(self._spans, key=_depth), key=_depth):
-            spans = list(same)
+        groups = [list(same) for _, same in groupby(sorted(self._spans, key=_depth), key=_depth)]
+        levels, row = [], dict[int, int]()
+        for spans in groups:
             longest = max(span.length for span in spans)
             parents = [row[span.prefix[-1].start] if span.prefix else 0 for span in spans]
             start, length = torch.tensor([[span.start, span.length] for span in spans]).T[:, :, None]
             places = start + torch.arange(longest).minimum(length - 1)
-            for i, span in enumerate(spans):
-                first = laid + i * longest
-                place[span.start : span.start + span.length] = torch.arange(first, first + span.length)
             row = {span.start: i for i, span in enumerate(spans)}
-            laid += len(spans) * longest
             levels.append(
                 tuple(to_device(x, self._device) for x in (places.flatten(), length[:, 0], parents))
             )
-        return levels, to_device(place, self._device)  # type: ignore[return-value]
+        return levels, to_device(_places(groups), self._device)  # type: ignore[return-value]
 
 
 def _depth(span: Span) -> int:
@@ -397,6 +386,21 @@ def _group(spans: Sequence[Span]) -> list[list[Span]]:
         return padded <= SMALL_TILE_PAIRS or (waste <= MAX_WASTE * padded and padded <= MAX_TILE_PAIRS)
 
     return list(grouped(sorted((s for s in spans if s.length), key=lambda s: (s.keys, s.length)), fits))
+
+
+def _places(groups: Sequence[Sequence[Span]]) -> Tensor:
+    """Return for each token of the stream its index in the concatenated groups.
+
+    The spans of a group are padded to the length of the longest.
+    """
+    place = torch.empty(sum(span.length for group in groups for span in group), dtype=torch.long)
+    first = 0
+    for group in groups:
+        longest = max(span.length for span in group)
+        for span in group:
+            place[span.start : span.start + span.length] = torch.arange(first, first + span.length)
+            first += longest
+    return place
 
 
 def _pick(x: Tensor, places: Tensor) -> Tensor:
