@@ -151,8 +151,7 @@ class SharedPrefix:
             del self._masks[window]
         self._own_masks.clear()
         positions = self._lengths[self._question] + self._own_tokens
-        logits: Tensor
-        logits = (
+        logits: Tensor = (
             self._blocks.step(tokens, positions, self)
             if self._blocks
             else run(self._network, tokens, positions, self).logits[0]
