@@ -75,17 +75,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     A key in another section is found by its last part.
     """
     known = list(known)
+    # Several keys may have the same last part; the first of them counts.
+    by_last_part = {key.rpartition(".")[2]: key for key in reversed(known)}
     near = (
         get_close_matches(name, known, n=1, cutoff=0.75)
         or get_close_matches(name.lower(), known, n=1, cutoff=0.75)
         or [key for key in known if key.startswith(f"{name}-") or sorted(key) == sorted(name.lower())]
+        or [by_last_part[part] for part in get_close_matches(name.rpartition(".")[2].lower(), by_last_part)]
     )
-    if not near and (
-        last := get_close_matches(
-            name.rpartition(".")[2].lower(), [key.rpartition(".")[2] for key in known], n=1
-        )
-    ):
-        near = [key for key in known if key.rpartition(".")[2] == last[0]]
     return f"; did you mean {near[0]}?" if near else ""
 
 
