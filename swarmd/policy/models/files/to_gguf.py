@@ -58,8 +58,10 @@ def write_gguf(path: Path, network: Any, tokenizer: Any, source: str) -> None:
     )
     if scaling in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
-        settings["rope.scaling.factor"] = float(rope["factor"])
-        settings["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+        settings |= {
+            "rope.scaling.factor": float(rope["factor"]),
+            "rope.scaling.original_context_length": rope.get("original_max_position_embeddings"),
+        }
     for key, value in settings.items():
         if value is not None:
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
