@@ -4,7 +4,8 @@ The joined swarm is written to the state folder, so the next `swarmd join` needs
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -32,8 +33,6 @@ from swarmd.state.folder import LOCK_FILE, StateFolder, in_use, leaving, remove
 from swarmd.terminal import ended_by_signals, hang_up, printable, shows_pages, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from swarmd.config.config import NodeConfig
     from swarmd.config.invitation import Invitation
     from swarmd.config.sources import Resolved
@@ -164,8 +163,8 @@ def _join(
     resolved: "Resolved",
     accepted: "Invitation | None",
     folder: Path,
-    shown: "Callable[[], View]",
-    runs: "Callable[[], None]",
+    shown: Callable[[], "View"],
+    runs: Callable[[], None],
 ) -> int:
     from swarmd.daemon.choices import recalled, remember
     from swarmd.policy.models import preflight
@@ -179,9 +178,8 @@ def _join(
         state.require_room()
         from swarmd.cli.views.plain import LogView
 
-        view = LogView(shown())
-        view.say_that_it_starts()
-        try:
+        with closing(LogView(shown())) as view:
+            view.say_that_it_starts()
             if joining:
                 view.talk(joining)
             from swarmd.daemon.daemon import run_node
@@ -191,8 +189,6 @@ def _join(
                 runs()
 
             return run_node(node_config, state, view, works)
-        finally:
-            view.close()
 
 
 def _view(as_json: bool, verbose: bool = False) -> "View":

@@ -16,11 +16,10 @@ from swarmd.cli.settings import configured
 from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
 from swarmd.state.status import Status
 from swarmd.terminal import ended_by_signals, tell
-from swarmd.types import Completion
+from swarmd.types import Completion, Task
 
 if TYPE_CHECKING:
     from swarmd.library.joined_swarm import JoinedSwarm, Judged
-    from swarmd.types import Task
 
 
 def bootstrap(
@@ -190,7 +189,7 @@ class Dialogue:
         except EOFError:
             print()
 
-    def _ask(self, task: "Task") -> None:
+    def _ask(self, task: Task) -> None:
         answers: list[Judged] = []
         while len(answers) < self._tries and (given := self._played(task, len(answers))) is not None:
             answers.append(self._swarm.judge(task, given))
@@ -217,7 +216,7 @@ class Dialogue:
             sys.stdout,
         )
 
-    def _played(self, task: "Task", tried: int) -> "str | Completion | None":
+    def _played(self, task: Task, tried: int) -> "str | Completion | None":
         """Read an answer, turn by turn in an environment; return None if the person gives it up."""
         texts, observe = list[str](), self._swarm.tasks.source.observer([task.ref])
         while (text := self._read(tried)) is not None:

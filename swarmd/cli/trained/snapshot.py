@@ -29,9 +29,8 @@ def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
 
     Raises SwarmdError if there is none, or if all are damaged.
     """
-    notes: list[str] = []
     for _ in range(_MAX_TRIES):
-        notes = []
+        notes = list[str]()
         if not (folders := saved_in(state_dir / "checkpoints")[::-1]):
             raise SwarmdError(
                 f"{state_dir} holds no checkpoint. Let `swarmd join` run there for a minute, or name the"
