@@ -134,17 +134,14 @@ def answer_by_hand(
         "bootstrap": bootstrap,
         "listen": listen,
         "seed": seed,
+        # The names are checked when the tasks are opened.
+        "tasks.specialties": specialty,
     }
     resolved = configured(config, flags)
     share = "right" if resolved.origins["sharing.share"] == "default" else resolved.config.sharing.share
     with StateFolder.open(state_dir or default_state_dir().with_name("answer")) as state:
         set_up_logging(state.path / LOG_FILE, stderr=False)
-        node_config = resolved.config
-        if specialty:
-            # The names are checked when the tasks are opened.
-            tasks = node_config.tasks.model_copy(update={"specialties": tuple(specialty)})
-            node_config = node_config.model_copy(update={"tasks": tasks})
-        member = JoinedSwarm(node_config, state, "a person", share=share, talk=tell, stopped=_end)
+        member = JoinedSwarm(resolved.config, state, "a person", share=share, talk=tell, stopped=_end)
         dialogue = Dialogue(member, tries)
         try:
             # On a signal, the swarm is left and the summary is printed.
