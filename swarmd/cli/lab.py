@@ -155,8 +155,8 @@ def report(
     results = Results.open(folder)
     if as_json:
         print_json({"schema": 1, "experiment": results.experiment.name, "settings": document(results)})
-        return
-    _report(results)
+    else:
+        _report(results)
 
 
 @app.command(epilog="Example: swarmd lab export sapo-table sapo-table-data")

@@ -284,11 +284,11 @@ def chat(
                 raise
             tell(str(error))
             turns = turns[:-1]
-            continue
-        print("" if made.ended else " …", flush=True)
-        turns.append({"role": "assistant", "content": made.text})
-        if question is not None:
-            return
+        else:
+            print("" if made.ended else " …", flush=True)
+            turns.append({"role": "assistant", "content": made.text})
+            if question is not None:
+                return
 
 
 def _line() -> str | None:

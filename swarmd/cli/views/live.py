@@ -168,13 +168,12 @@ class LiveView:
             self._draw()
 
     def close(self) -> None:
-        if not self._live.is_started:
-            return
-        with contextlib.suppress(OSError, ValueError):
-            # The terminal is gone.
-            self._live.stop()
-            self._console.print(self._page)
-        self._is_behind(LAST_PAGE_S)
+        if self._live.is_started:
+            with contextlib.suppress(OSError, ValueError):
+                # The terminal is gone.
+                self._live.stop()
+                self._console.print(self._page)
+            self._is_behind(LAST_PAGE_S)
 
     def _is_behind(self, patience: float = 0.0) -> bool:
         """Return whether the terminal accepts no output at the moment; the node does not wait for it."""

@@ -77,8 +77,8 @@ class WeightWriter:
                 fresh,
                 error.strerror,
             )
-            return
-        self.version = version
+        else:
+            self.version = version
 
 
 class WeightReader:
