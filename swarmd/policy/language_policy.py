@@ -18,7 +18,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import NoModel
 from swarmd.experience.advantages import advantages, unweighed
 from swarmd.experience.batch import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_CHARACTERS, UNOPENED
-from swarmd.policy.inference.decode import Done, Reply, Sample, Sampling
+from swarmd.policy.inference.decode import Done, Sample, Sampling
 from swarmd.policy.inference.engine import OWN
 from swarmd.policy.inference.engine_driver import EngineDriver
 from swarmd.policy.inference.own_engine import OwnEngine
@@ -238,7 +238,7 @@ class LanguagePolicy:
             temperature=own.temperature if temperature is None else temperature,
             limit=max(lower, default=own.limit),
             limits=lower,
-            reply=observe and self._replying(observe),
+            reply=observe and partial(self._reply, observe),
         )
         return [
             Generation(
@@ -258,17 +258,15 @@ class LanguagePolicy:
             return self._chat.read_turns(sample.ids, sample.ended, sample.drawn)
         return self._chat.read(sample.ids, sample.ended)
 
-    def _replying(self, observe: Observe) -> Reply:
-        """Return the function that decoding calls between two turns.
+    def _reply(
+        self, observe: Observe, asked: Sequence[tuple[int, Sequence[int], Sequence[bool]]]
+    ) -> Sequence[Sequence[int]]:
+        """Give the texts of turns that ended to `observe`, and encode the observations.
 
-        It gives the texts to `observe`, and encodes the observations.
+        Decoding calls this between two turns (`decode.Reply`).
         """
-
-        def reply(asked: Sequence[tuple[int, Sequence[int], Sequence[bool]]]) -> Sequence[Sequence[int]]:
-            texts = [(i, self._chat.read_turns(ids, True, drawn).texts) for i, ids, drawn in asked]
-            return [() if seen is None else self._chat.turn(seen) for seen in observe(texts)]
-
-        return reply
+        texts = [(i, self._chat.read_turns(ids, True, drawn).texts) for i, ids, drawn in asked]
+        return [() if seen is None else self._chat.turn(seen) for seen in observe(texts)]
 
     def answer(self, question: str, observe: Observe | None = None) -> Completion:
         """Return one greedy answer, without drawing random numbers."""
@@ -292,7 +290,7 @@ class LanguagePolicy:
     def greedy(self, questions: Sequence[str], observe: Observe | None = None) -> Sequence[Completion]:
         """Return one greedy answer to each question, without drawing random numbers."""
         prompts = [self._chat.prompt(question) for question in questions]
-        reply = observe and self._replying(observe)
+        reply = observe and partial(self._reply, observe)
         answers = self._decode(prompts, 1, replace(self._sampling, temperature=0.0, reply=reply))
         return [self._read(sample) for (sample,) in answers]
 
