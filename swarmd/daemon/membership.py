@@ -1,6 +1,5 @@
 """Swarm membership for every kind of node: choose an engine, build it and the member, and run them."""
 
-import logging
 import random
 import secrets
 import time
@@ -30,8 +29,6 @@ from swarmd.tasks.curriculum import Curriculum
 
 # Seconds between two checks whether this machine has a missing listening address by now.
 LOOK_EVERY_S = 5.0
-
-log = logging.getLogger(__name__)
 
 
 def topic_of(config: SwarmConfig, curriculum: Curriculum) -> Topic:

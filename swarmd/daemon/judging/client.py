@@ -7,7 +7,6 @@ and their types and values are checked afterwards.
 """
 
 import contextlib
-import logging
 import math
 import ssl
 import time
@@ -29,8 +28,6 @@ from swarmd.tasks.held_out import checked_receipt
 from swarmd.tasks.sandbox.pipe import MAX_OWN_QUESTION_CHARACTERS
 from swarmd.terminal import printable
 from swarmd.types import Completion
-
-log = logging.getLogger(__name__)
 
 DOMAIN = b"swarmd judge request v1"
 # An honest response is smaller than 4 KiB.
