@@ -30,12 +30,14 @@ def proves(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -
     said = table(conclusion, variables)
     if said is None or not set(conclusion) & {"¬", *_BINARY} or said == always_true(variables):
         return False
-    given = always_true(variables)
-    for premise in premises:
-        known = table(premise, variables)
-        assert known is not None, "ReasoningGYM writes well-formed premises"
-        given &= known
-    return not given & ~said
+    return not all_of(premises, variables) & ~said
+
+
+def all_of(premises: Sequence[str], variables: Sequence[str]) -> int:
+    """Return the truth table of all premises together."""
+    given = table(" ∧ ".join(f"({premise})" for premise in premises), variables)
+    assert given is not None, "ReasoningGYM writes well-formed premises"
+    return given
 
 
 def table(formula: str, variables: Sequence[str]) -> int | None:

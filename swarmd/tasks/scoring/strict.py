@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation, localcontext
 from fractions import Fraction
 
-from swarmd.tasks.scoring.logic import always_true, evaluated, table
+from swarmd.tasks.scoring.logic import all_of, always_true, evaluated, table
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?")
 _FRACTION = re.compile(r"(\d+)\s*/\s*(\d+)|\\d?frac\s*{\s*(\d+)\s*}\s*{\s*(\d+)\s*}")
@@ -39,10 +39,7 @@ def is_decimal(answer: str, expression: str, precision: int, generated: str) -> 
 
 def says_all(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -> bool:
     """Return whether the conclusion is equivalent to all premises together, and not trivial."""
-    said, given = table(conclusion, variables), always_true(variables)
-    for premise in premises:
-        given &= table(premise, variables) or 0
-    return said == given != always_true(variables)
+    return table(conclusion, variables) == all_of(premises, variables) != always_true(variables)
 
 
 def is_fraction(answer: str, numerator: int, denominator: int) -> bool:
