@@ -27,6 +27,7 @@ from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import OWN_REWARD_S
 from swarmd.tasks.data_set import lines, mathematics
 from swarmd.tasks.harness_task import open_harness_task
+from swarmd.tasks.question_file import NAME, QuestionFile, same_answer
 from swarmd.tasks.sandbox.pipe import MAX_WHOLE_CHARACTERS, PluginDescription, ScoreItem, TaskLimits
 from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Prepared, TaskFault, Work
 from swarmd.tasks.taskset import PREFIX, open_taskset
@@ -39,9 +40,8 @@ SAMPLES = (("",), ("0",))
 # Prefix of a data set's folder in the hub's cache.
 _HUB = "datasets--"
 _T = TypeVar("_T")
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 # A specialty may have a level, which nodes choose by their own success.
-_SPECIALTY = re.compile(_NAME.pattern + r"(\.[1-9])?")
+_SPECIALTY = re.compile(NAME.pattern + r"(\.[1-9])?")
 
 
 class LoadedPlugin:
@@ -82,7 +82,7 @@ class LoadedPlugin:
         if uncalled := [what for what in (self._begin, scoring) if not callable(getattr(plugin, what))]:
             raise PluginRefused(f"{uncalled[0]} is no function")
         name, version = getattr(plugin, "name", name), getattr(plugin, "version", "")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             raise PluginRefused(
                 f"its name is {name!r}; it has at most 64 lower-case letters, digits, hyphens and underscores"
             )
@@ -196,8 +196,6 @@ def load(source: str) -> LoadedPlugin:
 
     Runs the plug-in's code. Raises PluginRefused.
     """
-    from swarmd.tasks.question_file import QuestionFile, same_answer
-
     path = Path(source.removeprefix(PREFIX).partition("@")[0] if source.startswith(PREFIX) else source)
     if source.startswith(PREFIX) or path.suffix == ".yaml":
         try:

@@ -25,7 +25,7 @@ SPECIALTY = "questions"  # the specialty of lines that name none
 # Maximum number of mistakes that an error message lists.
 _MAX_MISTAKES = 5
 
-_NAME = re.compile("[a-z0-9][a-z0-9_-]{0,63}")
+NAME = re.compile("[a-z0-9][a-z0-9_-]{0,63}")  # of a plug-in, and of a specialty without its level
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OWN_QUESTION_CHARACTERS)]
 
 
@@ -119,7 +119,7 @@ def _parsed(content: bytes) -> tuple[Mapping[tuple[str, str], str], str]:
                 raise msgspec.ValidationError(
                     f"the answer has {len(answer):,} characters (limit: 1 to {MAX_OWN_ANSWER_CHARACTERS:,})"
                 )
-            if not _NAME.fullmatch(line.specialty):
+            if not NAME.fullmatch(line.specialty):
                 raise msgspec.ValidationError(
                     f"specialty {line.specialty[:64]!r}: expected at most 64 lower-case letters, digits,"
                     " hyphens and underscores"
