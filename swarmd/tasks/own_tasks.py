@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -182,18 +182,17 @@ class OwnTasks(DrawnTasks):
         return [tuple(each.observations for each in row) for row in self._maker.judge(items)]
 
     def observer(self, refs: Sequence[TaskRef]) -> Observe | None:
-        return self._observe(refs) if self.curriculum.turns > 1 else None
+        return partial(self._observe, refs) if self.curriculum.turns > 1 else None
 
-    def _observe(self, refs: Sequence[TaskRef]) -> Observe:
-        def observe(asked: Sequence[tuple[int, tuple[str, ...]]]) -> Sequence[str | None]:
-            played = self.play([(refs[i], [Completion(t[-1], True, t[:-1])]) for i, t in asked])
-            # An episode goes on if the last text has an observation, too.
-            return [
-                replies[-1] if len(replies) == len(texts) else None
-                for (_, texts), (replies,) in zip(asked, played, strict=True)
-            ]
-
-        return observe
+    def _observe(
+        self, refs: Sequence[TaskRef], asked: Sequence[tuple[int, tuple[str, ...]]]
+    ) -> Sequence[str | None]:
+        played = self.play([(refs[i], [Completion(t[-1], True, t[:-1])]) for i, t in asked])
+        # An episode goes on if the last text has an observation, too.
+        return [
+            replies[-1] if len(replies) == len(texts) else None
+            for (_, texts), (replies,) in zip(asked, played, strict=True)
+        ]
 
     def solution(self, ref: TaskRef) -> tuple[str, ...] | None:
         """Return the texts of a right answer by turn; None if the plug-in gives none."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
-from types import TracebackType
 from typing import IO, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -109,9 +108,7 @@ class Verifier:
             self._child = self._child or _Child(self._command, START_TIMEOUT_S)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -200,10 +197,10 @@ class Verifier:
         most = MAX_LONG_ANSWERS if long else MAX_ANSWERS
         for start in range(0, len(pending), most):
             part = pending[start : start + most]
-            items = []
-            for _, group in groupby(part, key=lambda p: p.item):
-                same = list(group)
-                items.append(ScoreItem(same[0].ref.specialty, same[0].ref.n, tuple(p.texts for p in same)))
+            items = [
+                ScoreItem(ref.specialty, ref.n, tuple(p.texts for p in same))
+                for (_, ref), same in groupby(part, key=lambda p: (p.item, p.ref))
+            ]
             request = VerifierRequest(self._curriculum.name, tuple(items))
             replied = self._ask(partial(_Child.judge, request=request, patience=self._curriculum.patience))
             for item, fault in zip(items, replied.faults, strict=False):
