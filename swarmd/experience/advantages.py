@@ -61,9 +61,6 @@ def among_ours(scored: Scored, success: float) -> Scored:
 
 # Weighting of external rollouts: a row for each value of `[sharing] weigh`.
 
-Weighting = Callable[[Scored, Sequence[float]], Sequence[float]]
-"""Returns advantages, from another's rollout and the loss's advantages."""
-
 
 def positive(_scored: Scored, found: Sequence[float]) -> Sequence[float]:
     """Return max(A, 0): text that this policy might never write is not pushed down."""
@@ -75,4 +72,4 @@ def right_one(scored: Scored, _found: Sequence[float]) -> Sequence[float]:
     return scored.rewards
 
 
-WEIGHS: Mapping[str, Weighting] = {"paper": unweighed, "positive": positive, "right": right_one}
+WEIGHS: Mapping[str, Weigh] = {"paper": unweighed, "positive": positive, "right": right_one}

@@ -146,9 +146,11 @@ def _beyond_the_middle(authors: Sequence[Author | None]) -> list[tuple[int, int]
         if author is not None:
             groups[author.group or author.id].append((i, author.id))
     of_groups = _above([(i, group) for group, own in groups.items() for i, _ in own])
-    of_authors: dict[int, int] = {}
-    for own in groups.values():
-        of_authors |= _above([(i, author) for i, author in own if i not in of_groups])
+    of_authors = {
+        i: excess
+        for own in groups.values()
+        for i, excess in _above([(i, author) for i, author in own if i not in of_groups]).items()
+    }
     return [(of_groups.get(i, 0), of_authors.get(i, 0)) for i in range(len(authors))]
 
 
@@ -160,7 +162,4 @@ def _above(candidates: Sequence[tuple[int, Hashable]]) -> dict[int, int]:
     if len(owners) < 2:
         return {}
     middle = median_low(map(len, owners.values()))
-    above: dict[int, int] = {}
-    for own in owners.values():
-        above |= {i: place for place, i in enumerate(own[middle:], 1)}
-    return above
+    return {i: place for own in owners.values() for place, i in enumerate(own[middle:], 1)}

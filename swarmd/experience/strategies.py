@@ -89,8 +89,8 @@ class Candidate(Protocol):
         """This node's round in which it learned of the rollout."""
 
 
+# candidates -> the weight of each candidate in the draw; 0: never.
 Weights = Callable[[Sequence[Candidate]], Sequence[float]]
-"""candidates -> the weight of each candidate in the draw; 0: never."""
 
 
 class Take(NamedTuple):
