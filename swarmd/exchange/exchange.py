@@ -39,7 +39,6 @@ from swarmd.exchange.events import (
     WakeAt,
 )
 from swarmd.exchange.market import Market
-from swarmd.exchange.offers import Blob
 from swarmd.exchange.pacing import Heard, Outgoing, Pacing
 from swarmd.experience.strategies import SharingSettings
 from swarmd.tasks.curriculum import Curriculum
@@ -86,7 +85,7 @@ class Exchange:
         )
         self.outgoing = Outgoing(self.pacing, round.max_age)
         # Own rollouts that wait to be encoded, with their blobs.
-        self.unsent: deque[tuple[Rollout, Blob | None]] = deque(maxlen=MAX_UNSENT)
+        self.unsent: deque[tuple[Rollout, offers.Blob | None]] = deque(maxlen=MAX_UNSENT)
         self._turn_at = -math.inf  # the earliest time of the next turn
         self._said = ""  # the last message to the operator
         self._wake_at = math.nan  # differs from any time, so the first `WakeAt` is sent
@@ -108,7 +107,7 @@ class Exchange:
         match event:
             case Admitted():
                 self._admitted(event, now)
-            case Answered(number, Blob() | None as reply):
+            case Answered(number, offers.Blob() | None as reply):
                 self.market.answered(number, reply, now)
             case Connected(peers):
                 self.market.connected = peers

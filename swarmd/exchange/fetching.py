@@ -48,8 +48,8 @@ class State(Enum):
     DROPPED = "its round is over, or it would be too old"
 
 
+# What happens to a fetch.
 Step = Enum("Step", "SLOW GOOD_BLOB BAD_BLOB NO_BLOB ROUND_OVER")
-"""What happens to a fetch."""
 _ENDS = {
     Step.GOOD_BLOB: State.DELIVERED,
     Step.BAD_BLOB: State.REFUSED,

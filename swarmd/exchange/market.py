@@ -18,10 +18,9 @@ from dataclasses import replace
 from p2p.latest import Latest
 from p2p.types import PeerId, Reason
 from swarmd.config.config import RoundConfig
-from swarmd.exchange import offers
 from swarmd.exchange.events import Deliver, Hold, Output, Report
 from swarmd.exchange.fetching import HEDGE_S, Fetch, Fetcher, HolderReply, State, Step
-from swarmd.exchange.offers import Blob, Board, Offered
+from swarmd.exchange.offers import MAX_TAKEN, Blob, Board, Offered, rollout_of
 from swarmd.exchange.serving import HARD, MAX_AUTHORS, Serving
 from swarmd.exchange.wire import RolloutSet
 from swarmd.experience.batch import OfferChoice
@@ -77,8 +76,8 @@ class Market:
         self.connected: tuple[PeerId, ...] = ()
         self.under_way = self.fetcher.under_way
         # The round in which each author's rollout of a task was delivered.
-        self._had: Latest[tuple[PeerId, TaskRef], int] = Latest(offers.MAX_TAKEN)
-        self.author_of: Latest[bytes, PeerId] = Latest(offers.MAX_TAKEN)  # by the ids of blobs that we saw
+        self._had: Latest[tuple[PeerId, TaskRef], int] = Latest(MAX_TAKEN)
+        self.author_of: Latest[bytes, PeerId] = Latest(MAX_TAKEN)  # by the ids of blobs that we saw
         self._copies: Latest[bytes, Blob] = Latest(KEPT_COPIES)  # by id
         # Author -> (its last round, its model), as it says itself.
         self.authors: Latest[PeerId, tuple[int, str]] = Latest(MAX_AUTHORS)
@@ -225,7 +224,7 @@ class Market:
     def _found(self, fetch: Fetch, blob: Blob, now: float) -> None:
         """Deliver a blob's rollout if it matches its own author's offer; charge an author that copied it."""
         item, replies = fetch.item, fetch.replies
-        found = offers.rollout_of(blob, item)
+        found = rollout_of(blob, item)
         # A copied offer does not harm the real author: if the real author offers the same blob, the blob is
         # used. The real author's offer of the blob.
         named = self.board.offered.get((blob.author or item.author, item.id))
@@ -241,7 +240,7 @@ class Market:
             self._copies[item.id] = blob
         if real is not None:
             self.board.take(real)
-            item, found = real, offers.rollout_of(blob, real)
+            item, found = real, rollout_of(blob, real)
         if isinstance(found, Reason):
             self.missed += 1
             return

@@ -178,6 +178,5 @@ class Serving:
         return [*chosen, *choice(rest, max(0, min(free, count) - len(chosen)), rng)]
 
     def _record(self, author: PeerId) -> ServingRecord:
-        record = self._authors.get(author) or ServingRecord()
-        self._authors[author] = record
+        record = self._authors[author] = self._authors.get(author) or ServingRecord()
         return record
