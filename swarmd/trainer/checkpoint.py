@@ -17,14 +17,12 @@ import contextlib
 import errno
 import hashlib
 import itertools
-import json
 import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -104,13 +102,12 @@ class Checkpoints:
             for left in self.folder.glob("partial-*"):
                 shutil.rmtree(left, ignore_errors=True)
             partial.mkdir()
-            written: dict[str, dict[str, Any]] = {}
+            written: dict[str, ManifestEntry] = {}
             for name, content in itertools.chain(files, [("run.msgpack", msgspec.msgpack.encode(state))]):
                 self._make_room(memoryview(content).nbytes)
                 written[name] = _write(partial / name, content)
-            _write(
-                partial / "manifest.json", json.dumps({"schema": SCHEMA, "files": written}, indent=1).encode()
-            )
+            manifest = msgspec.json.encode(_Manifest(SCHEMA, written))
+            _write(partial / "manifest.json", msgspec.json.format(manifest, indent=1))
             # After a resume from an older checkpoint, the same round may already have a folder.
             durable.name_folder(partial, final, replacing=True)
         except OSError as error:
@@ -119,7 +116,7 @@ class Checkpoints:
             # Either the folder was renamed, or it is incomplete and useless.
             shutil.rmtree(partial, ignore_errors=True)
         self._prune(keep=final)
-        self.size = sum(line["bytes"] for line in written.values())
+        self.size = sum(entry.bytes for entry in written.values())
         return final
 
     def newest(
@@ -236,10 +233,10 @@ def folder_name(round_number: int) -> str:
     return f"round-{round_number:08d}"
 
 
-def _write(path: Path, content: Content) -> dict[str, Any]:
+def _write(path: Path, content: Content) -> ManifestEntry:
     """Write a file; return its manifest entry."""
     path.write_bytes(content)
-    return {"bytes": memoryview(content).nbytes, "sha256": hashlib.sha256(content).hexdigest()}
+    return ManifestEntry(memoryview(content).nbytes, hashlib.sha256(content).hexdigest())
 
 
 def saved_in(folder: Path) -> Sequence[Path]:
