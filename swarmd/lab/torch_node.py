@@ -30,9 +30,8 @@ from swarmd.lab.runs import LOST_EXIT_CODE
 from swarmd.policy.parallel.data_parallel import all_gather, join, leave
 from swarmd.policy.parallel.worker import ProcessLost
 from swarmd.protocols import Reward
-from swarmd.tasks.source import Task
 from swarmd.trainer.round import run_round
-from swarmd.types import Rollout, RoundReport
+from swarmd.types import Rollout, RoundReport, Task
 
 _frames = msgspec.msgpack.Decoder(list[bytes])
 _report = msgspec.msgpack.Decoder(tuple[RoundReport, float])

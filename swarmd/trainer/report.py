@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import mul
 from typing import Any
 
 from msgspec.structs import asdict
@@ -47,10 +46,8 @@ def merged(updates: Sequence[UpdateReport]) -> UpdateReport:
         there = [(value, u.tokens) for u in updates if (value := getattr(u, name)) is not None]
         if there:
             values, weights = zip(*there, strict=True)
-            if isinstance(values[0], int):
-                figures[name] = sum(values)
-            else:
-                figures[name] = sum(map(mul, values, weights)) / max(1, sum(weights))
+            mean = sum(value * tokens for value, tokens in there) / max(1, sum(weights))
+            figures[name] = sum(values) if isinstance(values[0], int) else mean
     return UpdateReport(**figures)
 
 

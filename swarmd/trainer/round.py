@@ -11,7 +11,6 @@ It differs from the paper in four points:
 The round knows protocols only (`RoundParts`): no torch, files or sockets, and no clock except `parts.clock`.
 """
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -139,7 +138,7 @@ def score_others(t: int, parts: ReceivingParts, rollouts: Sequence[Rollout]) -> 
     most = max(SCORED_PER_ROUND, parts.external)
     if len(new) > most:
         # Capped, because otherwise a crowd of authors could fill the whole budget.
-        chosen = choose(range(len(new)), operator.neg, most, lambda i: new[i].origin)
+        chosen = choose(range(len(new)), lambda i: -i, most, lambda i: new[i].origin)
         new = [new[i] for i in sorted(chosen)]
     known = [
         (_scored_part(parts, cut_behind_answers(rollout, parts.tasks.curriculum)), task)
