@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
+from p2p.latest import Latest
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -14,8 +16,8 @@ class Recent(Generic[K, V]):
     def __init__(
         self, make: Callable[[K], Awaitable[V]], seconds: float, most: int, clock: Callable[[], float]
     ) -> None:
-        self._make, self._seconds, self._most, self._clock = make, seconds, most, clock
-        self._kept: dict[K, tuple[float, V]] = {}
+        self._make, self._seconds, self._clock = make, seconds, clock
+        self._kept: Latest[K, tuple[float, V]] = Latest(most)  # when each value was computed, and the value
         self._lock = asyncio.Lock()
 
     def kept(self, key: K) -> bool:
@@ -24,10 +26,6 @@ class Recent(Generic[K, V]):
 
     async def get(self, key: K) -> V:
         async with self._lock:
-            now = self._clock()
-            self._kept = {of: kept for of, kept in self._kept.items() if 0 <= now - kept[0] < self._seconds}
-            if key not in self._kept:
-                self._kept[key] = (now, await self._make(key))
-                while len(self._kept) > self._most:
-                    del self._kept[next(iter(self._kept))]
+            if not self.kept(key):
+                self._kept[key] = (self._clock(), await self._make(key))
             return self._kept[key][1]
