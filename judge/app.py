@@ -178,10 +178,8 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
                     raise too_often(
                         "too many bytes of your network arrive at once", "Send the request again", 0.0
                     )
-    except TimeoutError:
-        raise Refused(TOO_SLOW) from None
-    except ClientDisconnect:
-        # The client is gone, so nobody reads this refusal.
+    except (TimeoutError, ClientDisconnect):
+        # Nobody reads this refusal if the client is gone.
         raise Refused(TOO_SLOW) from None
     finally:
         arriving[network] -= len(body)

@@ -7,7 +7,6 @@ reward so far (rounds.py). The verdict comes from `intervals.paired_test`, which
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -119,4 +118,4 @@ def _anytime(test: AnytimeTest) -> dict[str, Any]:
 
 def _short(value: float) -> float | None:
     """Round to DIGITS digits; None for infinity and NaN, which JSON does not have."""
-    return float(f"{value:.{DIGITS}g}") if isfinite(value) else None
+    return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None

@@ -138,11 +138,11 @@ class Record:
     @property
     def pass_at(self) -> Mapping[int, tuple[float, int]]:
         """Pass@k for k = 1, 2, 4, 8 over the questions with at least k samples, with their number."""
-        found = {}
-        for k in (1, 2, 4, 8):
-            if shares := [pass_at(k, answers, right) for answers, right in self.samples if answers >= k]:
-                found[k] = (sum(shares) / len(shares), len(shares))
-        return found
+        shares = {
+            k: [pass_at(k, answers, right) for answers, right in self.samples if answers >= k]
+            for k in (1, 2, 4, 8)
+        }
+        return {k: (sum(each) / len(each), len(each)) for k, each in shares.items() if each}
 
 
 @dataclass(frozen=True, slots=True)

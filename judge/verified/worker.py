@@ -90,12 +90,13 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
         return WorkerRefusal("the weights on the judge's disk are damaged")
     policy.load_weights(with_checkpoint_names(data))
     del data
-    answers: list[list[GivenAnswer]] = []
-    for start in range(0, len(request.questions), BATCH_QUESTIONS):
-        answers += _answers(
+    batches = [
+        _answers(
             policy, request.questions[start : start + BATCH_QUESTIONS], request.answers, request.seed + start
         )
-    return GivenAnswers(answers)
+        for start in range(0, len(request.questions), BATCH_QUESTIONS)
+    ]
+    return GivenAnswers([row for batch in batches for row in batch])
 
 
 def _answers(
