@@ -192,8 +192,7 @@ def serve(
 
 
 def _serve(settings: JudgeSettings, as_json: bool) -> None:
-    from judge.server import reach
-    from judge.server import serve as serve_until_stopped
+    from judge import server
     from judge.store.database import database_url, shown
 
     found, name = find_curriculum(settings.curriculum), shown(database_url(settings.database))
@@ -210,12 +209,12 @@ def _serve(settings: JudgeSettings, as_json: bool) -> None:
             print(json.dumps(ready), flush=True)
         else:
             tell(
-                f"Judging {found.name} at {url} (answers kept in {name}). {reach(settings.host)}"
+                f"Judging {found.name} at {url} (answers kept in {name}). {server.reach(settings.host)}"
                 " Stop with Ctrl-C.",
                 sys.stdout,
             )
 
-    if serve_until_stopped(settings, announce):
+    if server.serve(settings, announce):
         raise typer.Exit(130)
 
 

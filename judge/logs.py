@@ -1,7 +1,6 @@
 """The judge's log, on standard error: lines for people, or JSON lines for a collector."""
 
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,7 +23,7 @@ def survived(work: str) -> Iterator[None]:
 
 def set_up_logging(*, as_json: bool) -> None:
     """Log warnings and errors of every library. Called once, early."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler()
     handler.setFormatter(
         json_lines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )

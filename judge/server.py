@@ -24,7 +24,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from judge import config
 from judge.app import create_app
-from judge.config import JudgeSettings
 from judge.errors import JudgeError
 from judge.evaluation.service import open_service
 from swarmd.terminal import hang_up
@@ -76,7 +75,7 @@ class JudgeServer(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
+def serve(settings: config.JudgeSettings, announce: Callable[[str], None]) -> bool:
     """Serve until SIGTERM or Ctrl-C; `announce` gets the URL once requests are answered.
 
     Returns whether it was Ctrl-C. Raises OperatorError.
@@ -94,7 +93,9 @@ def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
             ) from None
 
 
-async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Callable[[str], None]) -> bool:
+async def _serve(
+    settings: config.JudgeSettings, listener: socket.socket, announce: Callable[[str], None]
+) -> bool:
     async with open_service(settings) as service:
         options = uvicorn.Config(
             create_app(service),

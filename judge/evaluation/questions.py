@@ -14,7 +14,6 @@ from judge.types import QuestionWindow
 from p2p.latest import Latest
 from p2p.types import PeerId
 from swarmd.tasks import held_out
-from swarmd.tasks.held_out import Regenerating
 from swarmd.tasks.own_tasks import NoQuestion
 from swarmd.tasks.sandbox.client import VerifierFailed
 from swarmd.types import Task, TaskRef
@@ -39,7 +38,7 @@ class WindowQuestions:
     """
 
     def __init__(
-        self, tasks: Regenerating, window: QuestionWindow, remembered: int = config.REMEMBERED_PEERS
+        self, tasks: held_out.Regenerating, window: QuestionWindow, remembered: int = config.REMEMBERED_PEERS
     ) -> None:
         self.curriculum, self._tasks, self._remembered = tasks.curriculum, tasks, remembered
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="questions")

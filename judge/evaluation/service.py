@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from judge import config
-from judge.config import JudgeSettings
 from judge.errors import (
     AHEAD,
     BANNED,
@@ -48,7 +47,6 @@ from judge.logs import log, survived
 from judge.store import arms, moderation, pruning, reader, store, windows
 from judge.store.database import FAILURES, FORESEEN, Database
 from judge.store.store import PeerStanding, StoreWriter, open_store
-from judge.store.windows import dated_ahead
 from judge.types import (
     Attributes,
     GradedEvaluation,
@@ -76,7 +74,7 @@ T = TypeVar("T")
 
 @contextlib.asynccontextmanager
 async def open_service(
-    settings: JudgeSettings,
+    settings: config.JudgeSettings,
     rng: random.Random | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
@@ -134,7 +132,7 @@ async def open_service(
 class JudgeService:
     def __init__(
         self,
-        settings: JudgeSettings,
+        settings: config.JudgeSettings,
         tasks: Regenerating,
         key: Identity,
         writing: Database,
@@ -361,7 +359,7 @@ class JudgeService:
     async def _turn_windows(self) -> None:
         """Open the next window when it is due; reveal the last one's seed when no question of it is open."""
         now = self.now()
-        ahead = dated_ahead(self._next_window, now, int(self.settings.window))
+        ahead = windows.dated_ahead(self._next_window, now, int(self.settings.window))
         if now >= self._next_window.terms.opens or self._hidden_windows or ahead:
             window, self._next_window, self._hidden_windows = await self.write(self._turned, now)
             if window.number > self._questions.window.number:

@@ -31,10 +31,9 @@ from judge.figures.leaderboard import (
     curve_numbers,
     rank_ranges,
 )
-from judge.store import moderation, windows
+from judge.store import moderation, tables, windows
 from judge.store.store import RECENT, SAID, Counts
 from judge.store.tables import evaluations, peers, verifications
-from judge.store.tables import listed as enough
 from judge.store.verifications import newest
 from judge.types import Attributes, GradedEvaluation, QuestionWindow
 from swarmd.tasks.sandbox.client import Completion, GradeReason, ScoredAnswer, TaskRef
@@ -50,7 +49,7 @@ GROUPS = ("model", "version", "sharing", "hardware", "strategy")
 GROUP_ROWS = 8
 HOUR, DAY = 3_600, 86_400
 
-listed = enough & peers.c.peer.not_in(moderation.BANNED_PEERS)
+listed = tables.listed & peers.c.peer.not_in(moderation.BANNED_PEERS)
 _SCORES = (
     select(peers.c.recent_right, peers.c.recent_n, func.count())
     .where(listed)

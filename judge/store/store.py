@@ -35,15 +35,14 @@ from judge.logs import log
 from judge.store import arms, verifications, windows
 from judge.store.database import Database, Step
 from judge.store.tables import about, evaluations, peers
-from judge.types import ATTRIBUTES as NAMES
-from judge.types import OpenQuestion
+from judge.types import ATTRIBUTES, OpenQuestion
 from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.tasks.answers import ScoredAnswer, added
 from swarmd.types import Completion
 
 LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
-SAID = tuple(name for name in NAMES if name not in ("round", "model"))
+SAID = tuple(name for name in ATTRIBUTES if name not in ("round", "model"))
 PROBE_BYTES = 16 * 1024
 
 # The statements of an evaluation are built once: building one takes as long as running it.
@@ -161,7 +160,7 @@ def standing(db: Connection, peer: PeerId) -> PeerStanding:
 
 def asked(db: Connection, question: OpenQuestion, sequence: int, at: float) -> None:
     """Record a question."""
-    said = {name: getattr(question.attributes, name) for name in NAMES}
+    said = {name: getattr(question.attributes, name) for name in ATTRIBUTES}
     of_round = said.pop("round")
     window = question.window.number
     now = {**said, "window_number": window, "window_asked": question.place + 1}

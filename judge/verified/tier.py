@@ -16,7 +16,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
-from judge.config import JudgeSettings
 from judge.errors import BUSY, DISK_LOW, FAULT, TOO_SLOW, JudgeError, Refusal, Refused, too_often
 from judge.figures.verification import Upload, VerifiedAnswer, described, found
 from judge.logs import log, survived
@@ -68,7 +67,7 @@ class JudgeHandle:
 
 
 async def open_tier(
-    settings: JudgeSettings,
+    settings: config.JudgeSettings,
     judge: JudgeHandle,
     rng: random.Random,
     evaluator: Evaluator | None = None,
@@ -93,7 +92,7 @@ async def open_tier(
 class VerifiedTier:
     def __init__(
         self,
-        settings: JudgeSettings,
+        settings: config.JudgeSettings,
         judge: JudgeHandle,
         folder: UploadFolder,
         evaluator: Evaluator,
