@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -86,7 +85,7 @@ class BootstrapNode:
             # As in the daemon, signals are handled until all other tasks have ended.
             await outer.start(self._watch_signals)
             async with trio.open_nursery() as nursery:
-                await nursery.start(partial(control.serve, self._folder, handlers))
+                await nursery.start(control.serve, self._folder, handlers)
                 await addresses_present(self._config.swarm.listen, self._wait)
                 await nursery.start(self.member.run)
                 if self._config.swarm.mdns == "on":

@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +193,7 @@ class Daemon:
         await outer.start(self._watch_signals)
         if self.config.metrics.listen:
             await opening.serve_metrics(self.config.metrics.listen)
-        await nursery.start(partial(control.serve, self._folder, handlers))
+        await nursery.start(control.serve, self._folder, handlers)
         self.guest.begin()
         nursery.start_soon(self.sharing.driver.run, self.member)
         nursery.start_soon(self._be_in_swarm, nursery)

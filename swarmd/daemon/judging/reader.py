@@ -6,11 +6,10 @@ for the scoring of the answers.
 """
 
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from time import gmtime, strftime
+from time import gmtime, strftime, time_ns
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
@@ -312,7 +311,7 @@ def upload(
     identity: Identity,
     weights: UploadedWeights,
     told: Callable[[int], None],
-    nanoseconds: Callable[[], int] = time.time_ns,
+    nanoseconds: Callable[[], int] = time_ns,
 ) -> str:
     """Send the weights; returns the id of their verification.
 

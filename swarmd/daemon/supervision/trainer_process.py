@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import trio
 
@@ -245,7 +244,7 @@ def _keep_short(log_file: Path) -> None:
 
 # The line after a traceback, which names the error. CUDA adds more lines, which are the same for every error.
 # If there are several trainers, torch puts the rank in front of each line.
-_RAISED: Final = re.compile(r'^(|\[rank0\]: )  File ".*\n(?:\1 .*\n)*\1(.+: \n+.+|.+)', re.MULTILINE)
+_RAISED = re.compile(r'^(|\[rank0\]: )  File ".*\n(?:\1 .*\n)*\1(.+: \n+.+|.+)', re.MULTILINE)
 
 
 def _cause(status: int, log_file: Path) -> str:

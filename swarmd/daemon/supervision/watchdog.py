@@ -10,14 +10,13 @@ with it the daemon, was suspended does not count.
 """
 
 from collections import deque
-from typing import Final
 
 from swarmd import link
 from swarmd.state.status import NodeState, Trouble
 from swarmd.terminal import duration_words
 
 # Maximum number of seconds that one check may add.
-MAX_COUNTED_S: Final = 2.0
+MAX_COUNTED_S = 2.0
 
 
 # Limits in seconds, and in multiples of the slowest recent round. Both must be exceeded.
