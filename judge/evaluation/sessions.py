@@ -16,6 +16,7 @@ Rules
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from judge import config
 from judge.errors import (
@@ -151,11 +152,9 @@ class Sessions:
 
     def expire(self, now: float) -> list[OpenQuestion]:
         """Close questions that were not answered in time; return them to be recorded."""
-        late = []
-        while self._open and now > next(iter(self._open.values())).deadline:
-            question = next(iter(self._open.values()))
+        late = list(takewhile(lambda question: now > question.deadline, self._open.values()))
+        for question in late:
             self._close(question, TOO_LATE)
-            late.append(question)
         return late
 
     def withdraw(self, question: OpenQuestion) -> None:
