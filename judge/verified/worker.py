@@ -28,7 +28,7 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import compile_nothing
 from swarmd.tasks.sandbox import seccomp
-from swarmd.tasks.sandbox.containment import contain
+from swarmd.tasks.sandbox.containment import close_files_except, contain
 from swarmd.types import Completion
 
 # Questions answered in one batch.
@@ -77,10 +77,7 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
     policy = opened(request.model, request.lora_rank)
     # Warm up, so that no module is left to import.
     _answers(policy, request.questions[:2], min(request.answers, 2), request.seed)
-    low, high = sorted((weights, replies))
-    os.closerange(3, low)
-    os.closerange(low + 1, high)
-    os.closerange(high + 1, 1024)
+    close_files_except(weights, replies)
     # Standard output is /dev/null by now; standard error goes there too.
     os.dup2(1, 2)
     if not contain(request.memory, request.cpu):

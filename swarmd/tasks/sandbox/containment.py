@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from swarmd.tasks.sandbox import seccomp
@@ -81,6 +82,12 @@ def contain(memory: int = MEMORY_BYTES, cpu: int = CPU_S) -> bool:
     # The hook comes last, since it would refuse to install the filter.
     sys.addaudithook(_refuse)
     return held
+
+
+def close_files_except(*kept: int) -> None:
+    """Close all file descriptors above 2, except these."""
+    for before, after in pairwise((2, *sorted(kept), 1024)):
+        os.closerange(before + 1, after)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ import psutil
 
 from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.sandbox import pipe, seccomp
-from swarmd.tasks.sandbox.containment import MEMORY_BYTES, contain, marking
+from swarmd.tasks.sandbox.containment import MEMORY_BYTES, close_files_except, contain, marking
 from swarmd.tasks.sandbox.pipe import (
     Judgements,
     Made,
@@ -317,10 +317,7 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
 def _be_worker(jobs: int, results: int, work: Work) -> None:
     # Descriptors 0 and 1 already lead to /dev/null.
     os.dup2(0, 2)
-    low, high = sorted((jobs, results))
-    os.closerange(3, low)
-    os.closerange(low + 1, high)
-    os.closerange(high + 1, 1024)
+    close_files_except(jobs, results)
     try:
         held = contain(work.memory)
     except (OSError, ValueError) as error:
