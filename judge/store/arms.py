@@ -7,6 +7,7 @@ peer.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
@@ -114,11 +115,9 @@ def _read(db: Connection, model: str, sharing: str) -> ArmData:
         .order_by(c.bin)
     )
     bins = {bin: (peers, total, squares) for bin, peers, total, squares in rows}
-    finishers: dict[int, list[float]] = defaultdict(list)
     got_there = select(v.bin, v.value).where(v.model == model, v.sharing == sharing).order_by(v.bin, v.place)
-    for bin, value in db.execute(got_there):
-        finishers[bin].append(value)
-    return ArmData(bins, dict(finishers))
+    by_bin = groupby(db.execute(got_there), key=lambda row: row.bin)
+    return ArmData(bins, {bin: [row.value for row in there] for bin, there in by_bin})
 
 
 def columns_of(its: PeerProgress) -> dict[str, Any]:
