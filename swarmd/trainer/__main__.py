@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Final
 
 import psutil
 
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # At niceness 10 a process gets about a tenth of a core that another program also wants. At niceness 19 it
 # would get a seventieth, and the daemon could take the sudden slowdown for a trainer that hangs.
-NICE: Final = 10
+NICE = 10
 # Appended to the usual duration of a start-up step.
 BUSY = "many times that if other programs use all cores"
 
