@@ -26,7 +26,7 @@ PACKAGES = {
     "trl-lowest": [["torch==2.13.0", "transformers==5.23.0", "trl==1.0.0"]],
     # llama.cpp, built for CPUs, with its server.
     "llama": [["xllamacpp==2026.10.11549"]],
-    # Tasksets that swarmd.tasks.taskset loads.
+    # Tasksets that swarmd.tasks.foreign.taskset loads.
     "verifiers": [["verifiers==0.4.0"]],
     "lm-eval": [["lm-eval==0.4.13"]],
     "genrl": [

@@ -1,8 +1,8 @@
 """The interface of task plug-ins, and their loader. Authors of plug-ins read docs/own-tasks.md.
 
 This module is used only in the contained process (sandbox/plugin_process.py). A plug-in is a Python file, an
-object that an installed package offers under the entry point group `swarmd.tasks`, a taskset (taskset.py), or
-a file of questions and answers (question_file.py).
+object that an installed package offers under the entry point group `swarmd.tasks`, a taskset or task file of
+another project (foreign/), or a file of questions and answers (question_file.py).
 """
 
 import hashlib
@@ -26,11 +26,11 @@ from swarmd.config.curriculum_name import GROUP
 from swarmd.tasks.answers import GradeReason, ScoredAnswer
 from swarmd.tasks.curriculum import OWN_REWARD_S
 from swarmd.tasks.data_set import lines, mathematics
-from swarmd.tasks.harness_task import open_harness_task
+from swarmd.tasks.foreign.harness_task import open_harness_task
+from swarmd.tasks.foreign.taskset import PREFIX, open_taskset
 from swarmd.tasks.question_file import NAME, QuestionFile, same_answer
 from swarmd.tasks.sandbox.pipe import MAX_WHOLE_CHARACTERS, PluginDescription, ScoreItem, TaskLimits
 from swarmd.tasks.sandbox.worker import Marker, PluginRefused, Prepared, TaskFault, Work
-from swarmd.tasks.taskset import PREFIX, open_taskset
 from swarmd.terminal import printable
 
 MAX_SPECIALTIES = 256

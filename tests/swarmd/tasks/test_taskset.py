@@ -13,12 +13,12 @@ import pytest
 from swarmd.config.curriculum_name import curriculum_name
 from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import HELD_OUT
-from swarmd.tasks.harness_task import HarnessScores
+from swarmd.tasks.foreign.episode import TURNS
+from swarmd.tasks.foreign.harness_task import HarnessScores
+from swarmd.tasks.foreign.taskset import keep_game
 from swarmd.tasks.own_tasks import OwnTasks, find_curriculum
 from swarmd.tasks.sandbox.client import Verifier
 from swarmd.tasks.source import open_tasks
-from swarmd.tasks.taskset import keep_game
-from swarmd.tasks.taskset_episode import TURNS
 from swarmd.types import Completion, TaskRef
 from testbed.environments import PACKAGES, default_environment, holds
 

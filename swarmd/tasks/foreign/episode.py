@@ -133,12 +133,12 @@ class Environment:
 
         return [*agent_config_fields(env.config)]
 
-    def reset(self, specialty: str, seed: int) -> tuple[str, "Episode"]:  # noqa: ARG002
+    def reset(self, specialty: str, seed: int) -> tuple[str, "TasksetEpisode"]:  # noqa: ARG002
         tasks = self._held_out if seed >= HELD_OUT else self._training
-        episode = Episode(self, tasks[seed % len(tasks)])
+        episode = TasksetEpisode(self, tasks[seed % len(tasks)])
         return episode.question, episode
 
-    def step(self, episode: "Episode", text: str) -> tuple[str, float, bool]:
+    def step(self, episode: "TasksetEpisode", text: str) -> tuple[str, float, bool]:
         shown = episode.said(text)
         return (shown, 0.0, False) if shown is not None else ("", episode.reward, True)
 
@@ -153,7 +153,7 @@ class _Text:
         return (yield self._shown)
 
 
-class Episode:
+class TasksetEpisode:
     """One episode, played up to the model's next text."""
 
     def __init__(self, environment: Environment, task: Any) -> None:
@@ -187,7 +187,7 @@ class Episode:
             await interaction.turn()
         return self.trace
 
-    def _interaction(self, task: Any) -> "Episode":
+    def _interaction(self, task: Any) -> "TasksetEpisode":
         """Begin the exchange with the player, as `verifiers.v1.Agent.interaction` does."""
         self._task, self.trace = task, self._recorder.trace(task)
         toolsets = self._of.toolsets()
@@ -198,7 +198,7 @@ class Episode:
         self._before = [task.data.system_prompt or "", "\n".join([_HOW, *lines] if lines else [])]
         return self
 
-    async def __aenter__(self) -> "Episode":
+    async def __aenter__(self) -> "TasksetEpisode":
         return self
 
     async def __aexit__(self, fault: type[BaseException] | None, *_: object) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from swarmd.errors import command_for
+from swarmd.tasks.foreign.taskset import OpenedTaskset, one_turn
 from swarmd.tasks.sandbox.worker import PluginRefused
-from swarmd.tasks.taskset import OpenedTaskset, one_turn
 
 
 def open_harness_task(path: Path) -> OpenedTaskset:

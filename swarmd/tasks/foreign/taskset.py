@@ -1,7 +1,7 @@
 """Tasksets of verifiers v1 (`verifiers:NAME@VERSION`) as own tasks, of one turn or several.
 
 This module runs in the contained process. A taskset of one turn becomes a file of questions
-(question_file.py), a taskset of several turns or tools an environment (taskset_episode.py). A taskset that
+(question_file.py), a taskset of several turns or tools an environment (episode.py). A taskset that
 needs a sandbox, a judge model or a second player is rejected before its tasks are loaded, since another node
 could not score its answers again.
 """
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from swarmd.errors import command_for
+from swarmd.tasks.foreign.episode import PURE, Environment, Recorder, text_of, total
 from swarmd.tasks.question_file import QuestionFile, left_out
 from swarmd.tasks.sandbox.pipe import MAX_OWN_QUESTION_CHARACTERS, MAX_WHOLE_CHARACTERS
 from swarmd.tasks.sandbox.worker import PluginRefused
-from swarmd.tasks.taskset_episode import PURE, Environment, Recorder, text_of, total
 
 PREFIX = "verifiers:"
 # Maximum number of tasks of a taskset that are used; a taskset may be infinite.
