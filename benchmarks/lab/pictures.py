@@ -59,7 +59,7 @@ REAL = (
     ("8/0", "8 own, alone", COLOURS[1]),
     ("4/4", "4 own + 4 external", COLOURS[2]),
     ("4/8", "4 own + 8 external", COLOURS[0]),
-    ("8/16", "8 own + 16 external, two seeds", COLOURS[3]),
+    ("8/16", "8 own + 16 external", COLOURS[3]),
 )
 BAR = 0.8 / len(REAL)  # width of a bar
 
