@@ -17,7 +17,7 @@ from typing import Any
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks import answers
-from swarmd.tasks.curriculum import CURRICULA, TASKS_VERSION, Curriculum, DrawnTasks, OwnReward
+from swarmd.tasks.curriculum import CURRICULA, EXAMPLES, TASKS_VERSION, Curriculum, DrawnTasks, OwnReward
 from swarmd.tasks.data_set import fetched
 from swarmd.tasks.sandbox.client import Verifier, describe
 from swarmd.tasks.sandbox.pipe import PluginDescription
@@ -139,7 +139,10 @@ def _own(source: str) -> OwnCurriculum:
     )
     assert described is not None
     configs: Mapping[str, Mapping[str, Any]] = {specialty: {} for specialty in described.specialties}
-    found = OwnCurriculum(described.name, configs, source=file, plugin=described, examples=described.examples)
+    # The built-in examples show <answer>…</answer>, in which the other tasks' answers do not stand.
+    tagged = not (described.environment or described.limits.whole)
+    examples = described.examples or (EXAMPLES if tagged else ())
+    found = OwnCurriculum(described.name, configs, source=file, plugin=described, examples=examples)
     for note in described.notes:
         log.warning("%s: %s", source, printable(note))
     if found.name in (*CURRICULA, "auto"):

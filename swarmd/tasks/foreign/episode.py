@@ -119,6 +119,8 @@ class Environment:
         self.vf, self.env, self.recorder = vf, env, Recorder(vf)
         (self.player,) = self.players(env)
         self.toolsets = partial(toolsets, env.taskset)
+        # The first tool's call, since a small model rarely writes one from a description alone.
+        self.examples = [_example(*tool) for tool in _tools(self.toolsets())][:1]
         self._held_out = tasks[::_HELD_OUT_STEP]
         self._training = [task for place, task in enumerate(tasks) if place % _HELD_OUT_STEP]
         for text in ("", "0"):
@@ -258,3 +260,15 @@ def _tools(toolsets: Sequence[Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
         for tool in discover_decorated(toolset, "tool"):
             name = getattr(tool, "tool_name", None) or tool.__name__
             yield "_".join(filter(None, (toolset.server_name, name))), tool
+
+
+def _example(name: str, tool: Callable[..., Any]) -> tuple[str, str]:
+    """Return a turn that shows how a tool is called: a user's text, and the model's."""
+    values = {int: 1, float: 1.5, bool: True}
+    given = {
+        parameter.name: values.get(parameter.annotation, "text")
+        for parameter in inspect.signature(tool).parameters.values()
+        if parameter.default is parameter.empty
+    }
+    call = msgspec.json.encode({"name": name, "arguments": given}).decode()
+    return f"Call {call}", f"<tool_call>{call}</tool_call>"

@@ -21,7 +21,7 @@ from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.experience.pool import Pool
 from swarmd.tasks.answers import GradeReason, ScoredAnswer
-from swarmd.tasks.curriculum import HELD_OUT, TINY_9
+from swarmd.tasks.curriculum import EXAMPLES, HELD_OUT, TINY_9
 from swarmd.tasks.own_tasks import PLUGIN_PROCESS, NoQuestion, OwnTasks, find_curriculum
 from swarmd.tasks.plugin import load, reward
 from swarmd.tasks.sandbox.client import Completion, TaskRef, Verifier, VerifierFailed, describe
@@ -145,6 +145,20 @@ def test_text_after_an_answer_is_kept_only_if_it_is_scored(tmp_path: Path, whole
 
 
 OWN_REWARD = "def reward(facts, answer, score):\n    return (score + (answer == str({facts}))) / 2\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "examples"),
+    [
+        ("", EXAMPLES),
+        ("limits = {'whole': True}\n", ()),
+        ("examples = [('What is 1?', '<answer>1</answer>')]\n", (("What is 1?", "<answer>1</answer>"),)),
+    ],
+)
+def test_examples_of_own_tasks_show_the_form_of_their_answers(
+    tmp_path: Path, more: str, examples: tuple[tuple[str, str], ...]
+) -> None:
+    assert find_curriculum(plugin(tmp_path, GOOD + more)).examples == examples
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,12 @@ def test_an_environment_that_other_nodes_cannot_play_is_refused(install: Install
 
 def test_tools_of_a_taskset_are_called_in_the_contained_process(install: Install) -> None:
     found = find_curriculum(install("shop", TOOLS))
+    assert found.examples == (
+        (
+            'Call {"name":"till_buy","arguments":{"item":"text"}}',
+            '<tool_call>{"name":"till_buy","arguments":{"item":"text"}}</tool_call>',
+        ),
+    )
     call = '<tool_call>{"name": "%s", "arguments": %s}</tool_call>'
     two = call % ("till_buy", '{"item": "tea", "count": 2}')
     one = call % ("till_buy", '{"item": "tea"}')

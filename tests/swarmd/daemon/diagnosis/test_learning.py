@@ -76,6 +76,15 @@ def test_a_remedy_for_the_form_is_a_setting_that_is_not_set_yet(
     assert found is not None and remedy in found.remedy and "{" not in found.remedy
 
 
+def test_tasks_of_several_turns_may_have_no_examples_to_set() -> None:
+    played = {"in_form": 0.0, "turns": 1.0}
+    found = trouble_of([line(answers=played)] * 2, replace(MODEL, examples=0))
+    assert found is not None and "0 of 32 answers got a reply from their environment" in found.cause
+    assert found.remedy.startswith(
+        'set model.examples = "on", or to pairs of your own if the tasks have none'
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
