@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from swarmd.config.config import NodeConfig
-from swarmd.errors import ConfigError, NoModel
+from swarmd.errors import NoModel
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Examples
@@ -89,15 +89,8 @@ def styles_of(config: NodeConfig, curriculum: Curriculum) -> list[PromptStyle]:
     """Return the prompt styles that the settings allow, the plainest first.
 
     The models of this package were trained without examples, so "auto" means off for them.
-
-    Raises ConfigError if the settings ask for examples, and the tasks have none.
     """
     model, tries = config.model, config.model.name not in TINY
-    if model.examples == "on" and not curriculum.examples:
-        raise ConfigError(
-            f'model.examples = "on": {curriculum.name} has no examples. Give [question, answer] pairs that'
-            " show the form, or add `examples` to the tasks (docs/own-tasks.md)."
-        )
     words: Mapping[str, Sequence[Examples]] = {
         "auto": [(), curriculum.examples if tries else ()],
         "off": [()],

@@ -618,12 +618,13 @@ def test_examples_and_an_opening_make_planned_prompts_longer() -> None:
     assert tokens() == longest, "the plan ignores that a trial may choose examples and opening"
 
 
-def test_examples_are_rejected_for_own_tasks_without_any() -> None:
-    own = ROOT / "docs" / "examples" / "capitals.jsonl"
+def test_examples_are_rejected_for_own_tasks_without_any(tmp_path: Path) -> None:
+    own = tmp_path / "whole.py"
+    # Scores whole texts, so the built-in examples, which show <answer>…</answer>, do not fit.
+    sums = (ROOT / "docs" / "examples" / "sums.py").read_text()
+    own.write_text(f"{sums}\nlimits = {{'whole': True}}\n")
     given = {"model": {"examples": "on"}, "swarm": {"curriculum": str(own)}}
-    with pytest.raises(
-        NoModel, match=r"own tasks \S*capitals\.jsonl bring no examples\. Set it to a list of"
-    ):
+    with pytest.raises(NoModel, match=r"own tasks \S*whole\.py bring no examples\. Set it to a list of"):
         spelled_out(NodeConfig.model_validate(given))
 
 

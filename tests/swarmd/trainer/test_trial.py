@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swarmd.config.config import NodeConfig
-from swarmd.errors import CannotRecord, ConfigError
+from swarmd.errors import CannotRecord
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import EXAMPLES, TINY_9
 from swarmd.tasks.sandbox.client import Verifier
@@ -116,8 +116,6 @@ def test_settings_determine_the_prompt_styles_that_are_tried(
     assert styles_of(config(**model), TINY_9) == styles
     without = replace(TINY_9, examples=())
     assert SHOWN not in styles_of(config(), without) and OPENED in styles_of(config(), without)
-    with pytest.raises(ConfigError, match="tiny-9 has no examples"):
-        styles_of(config(examples="on"), without)
 
 
 def test_the_trial_ends_if_the_first_style_gives_answers_in_the_asked_form(verifier: Verifier) -> None:
