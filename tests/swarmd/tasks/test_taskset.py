@@ -271,7 +271,9 @@ def test_an_environment_of_one_player_is_played_in_the_contained_process(install
             [_texts("3"), _texts("1", "5", "3"), _texts("1", "I give up"), _texts("9")],
         )
         endless = TaskRef("questions", 2), [_texts(*["9"] * TURNS), _texts(*["9"] * (TURNS - 1), "3")]
-        scores, last = verifier.judge([item, endless])
+        held_out = TaskRef("questions", HELD_OUT), [_texts("0")]
+        scores, last, (zero,) = verifier.judge([item, endless, held_out])
+    assert zero.reward == 1
     assert [score.observations for score in scores] == [(), ("larger", "smaller"), ("larger",), ("smaller",)]
     # The third was ended by the task's own rule. The fourth is not over, so it has no reward yet.
     assert [score.reward for score in scores] == pytest.approx([1, (3 + 1 / 3) / 4, 1 / 8, 0], abs=1e-4)
