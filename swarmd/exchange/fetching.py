@@ -48,7 +48,7 @@ class State(Enum):
     DROPPED = "its round is over, or it would be too old"
 
 
-# What happens to a fetch.
+# The events of a fetch.
 Step = Enum("Step", "SLOW GOOD_BLOB BAD_BLOB NO_BLOB ROUND_OVER")
 _ENDS = {
     Step.GOOD_BLOB: State.DELIVERED,

@@ -175,7 +175,9 @@ def trouble_of(lines: Sequence[RoundLine], model: ModelDescription, sample: str 
 def _shows_form(model: ModelDescription, environment: bool) -> str:
     """Return a remedy: the next setting that would show the model the asked form."""
     if not model.examples:
-        return 'set model.examples = "on"' + ", or to pairs of your own if the tasks have none" * environment
+        return (
+            'set model.examples = "on"' + ", or to pairs that you write if the tasks have none" * environment
+        )
     if not model.opening and not environment:
         return 'set model.opening = "<answer>"'
     return "choose another instruct model (`swarmd models`), or model.examples of your own"

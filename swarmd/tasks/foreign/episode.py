@@ -146,7 +146,7 @@ class Environment:
 
 
 class _Text:
-    """Waits for the model's text that follows what was shown."""
+    """Waits for the model's reply to a shown text."""
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
@@ -174,7 +174,7 @@ class TasksetEpisode:
         return total(self.trace)
 
     def said(self, text: str | None) -> str | None:
-        """Go on with the model's text (None: begin), and return what it is shown next; None at the end."""
+        """Go on with the model's text (None: begin); return the next text that it sees, None at the end."""
         try:
             shown = self._play.send(text)
         except StopIteration:
@@ -197,7 +197,8 @@ class TasksetEpisode:
             finished(toolset.setup_task(task.data))
         self._tools = dict(_tools(toolsets))
         lines = [f"{name}{inspect.signature(f)}: {inspect.getdoc(f)}" for name, f in self._tools.items()]
-        self._before = [task.data.system_prompt or "", "\n".join([_HOW, *lines] if lines else [])]
+        # Shown once, before and after the first message.
+        self._around = task.data.system_prompt, "\n".join([_HOW, *lines] if lines else [])
         return self
 
     async def __aenter__(self) -> "TasksetEpisode":
@@ -216,8 +217,8 @@ class TasksetEpisode:
         if self._over():
             return self._vf.Segment(messages=[], terminated=True)
         self._recorder.add(self.trace, self._vf.UserMessage(content=shown))
-        before, self._before = self._before, []
-        shown = "\n\n".join(filter(None, [before[0], shown, before[1]] if before else [shown]))
+        (before, after), self._around = self._around, ("", "")
+        shown = "\n\n".join(filter(None, (before, shown, after)))
         first = len(self.trace.nodes)
         while True:
             text = await _Text(shown)
@@ -234,19 +235,31 @@ class TasksetEpisode:
             shown = "\n".join(results)
 
     def _result(self, call: Any) -> str:
-        """Run a tool call, and write its name and arguments into it. Every fault is a result."""
+        """Run a tool call, and write its name and arguments into it. Every fault is a result.
+
+        Texts of Python's and libraries' errors differ between versions, and results must not: so a result has
+        only an error's type.
+        """
         try:
             asked = msgspec.json.decode(call.arguments, type=_Call)
-            call.name, call.arguments = asked.name, msgspec.json.encode(asked.arguments).decode()
-            if asked.name not in self._tools:
-                return f"there is no tool {asked.name}; there are {', '.join(self._tools)}"
-            found = self._tools[asked.name](**asked.arguments)
+        except msgspec.DecodeError:
+            return f"this is no call. {_HOW} {', '.join(self._tools)}"
+        call.name, call.arguments = asked.name, msgspec.json.encode(asked.arguments).decode()
+        if asked.name not in self._tools:
+            return f"there is no tool {asked.name}; there are {', '.join(self._tools)}"
+        tool = self._tools[asked.name]
+        try:
+            inspect.signature(tool).bind(**asked.arguments)
+        except TypeError:
+            return f"wrong arguments: {asked.name}{inspect.signature(tool)}"
+        try:
+            found = tool(**asked.arguments)
             found = finished(found) if inspect.iscoroutine(found) else found
+            return found if isinstance(found, str) else msgspec.json.encode(found).decode()
         except (PluginRefused, MemoryError):
             raise
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return found if isinstance(found, str) else msgspec.json.encode(found).decode()
+            return f"{asked.name} failed: {type(error).__name__}"
 
     def _over(self) -> bool:
         trace = self.trace

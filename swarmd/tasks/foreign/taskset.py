@@ -104,7 +104,7 @@ def one_turn(questions: Sequence[str], score: Callable[[str, str], float], notes
 def keep_game(config: Any) -> None:
     """Make a game of TextArena only once: it reads word lists, which a contained process cannot do.
 
-    Its `reset` begins it anew, and a worker plays one episode at a time.
+    Its `reset` starts it again, and a worker plays one episode at a time.
     """
     games = sys.modules.get("textarena.envs.registration")
     if games and (found := games.ENV_REGISTRY.get(getattr(config, "game", ""))):
@@ -127,7 +127,7 @@ def _reasons(vf: Any, module: Any, env: Any) -> Iterator[str]:
     if len(Environment.players(env)) > 1:
         yield "more than one player"
     if any(getattr(type(env), hook) is not getattr(vf.Env, hook) for hook in ("start", "finalize")):
-        yield "an environment with a service or a verdict of its own"
+        yield "an environment with its own service or verdict"
     for tools in _toolsets(env.taskset):
         if not isinstance(tools, vf.Toolset) or type(tools).setup is not vf.Toolset.setup or tools.config.url:
             yield "tools on another machine, or tools that are set up first"

@@ -122,7 +122,7 @@ __all__ = ["Game", "Games"]
 """
 REFUSED_GAMES = {
     "more than one player": ("player: vf", "other: vf.AgentConfig = vf.AgentConfig()\n    player: vf"),
-    "a service or a verdict of its own": (
+    "its own service or verdict": (
         "    async def run(",
         "    async def finalize(self, task, episode): pass\n    async def run(",
     ),
@@ -153,6 +153,10 @@ class Till(vf.Toolset[vf.ToolsetConfig]):
     def bought(self, item: str, count: int = 1) -> str:
         self.spent += PRICES[item] * count
         return f"spent {self.spent}"
+
+    @vf.tool
+    def odd(self) -> object:
+        return object()
 
     @vf.tool
     def peek(self) -> str:
@@ -310,6 +314,7 @@ def test_tools_of_a_taskset_are_called_in_the_contained_process(install: Install
             call % ("till_price", "[]"),
             call % ("price", "{}"),
             call % ("till_peek", "{}"),
+            call % ("till_odd", "{}"),
             "<tool_call>till_price(tea)</tool_call>",
         ]
         said = [
@@ -325,12 +330,13 @@ def test_tools_of_a_taskset_are_called_in_the_contained_process(install: Install
     assert each.observations == ("spent 3", "spent 6")
     starts = (
         "3",
-        "KeyError: 'wine'",
-        "TypeError",
-        "ValidationError",
+        "till_price failed: KeyError",
+        "wrong arguments: till_price(item: str) -> int",
+        "this is no call. A tool is called by <tool_call>",
         "there is no tool price; there are till_",
-        "PermissionError",
-        "DecodeError",
+        "till_peek failed: PermissionError",
+        "till_odd failed: TypeError",
+        "this is no call",
     )
     assert [shown[: len(start)] for shown, start in zip(bad.observations, starts, strict=True)] == [*starts]
 

@@ -81,7 +81,7 @@ def test_tasks_of_several_turns_may_have_no_examples_to_set() -> None:
     found = trouble_of([line(answers=played)] * 2, replace(MODEL, examples=0))
     assert found is not None and "0 of 32 answers got a reply from their environment" in found.cause
     assert found.remedy.startswith(
-        'set model.examples = "on", or to pairs of your own if the tasks have none'
+        'set model.examples = "on", or to pairs that you write if the tasks have none'
     )
 
 
