@@ -61,11 +61,12 @@ log = logging.getLogger(__name__)
 
 # The library turns its logs off on import. We turn its warnings on, except in modules where a failed dial, a
 # lost peer or a hostile peer causes them: with each message, with each byte (yamux), with each forged proof
-# (noise), or with each address that it names in the DHT (transport, dns_utils). We report a port in use
-# ourselves.
+# (noise), with each connection that it ends at once (network.swarm), or with each address that it names in the
+# DHT (transport, dns_utils). We report a port in use ourselves.
 for name, level in {
     "libp2p": logging.WARNING,
     "libp2p.network.auto_connector": logging.WARNING,
+    "libp2p.network.swarm": logging.CRITICAL,
     "libp2p.kad_dht": logging.CRITICAL,
     "libp2p.pubsub": logging.CRITICAL,
     "libp2p.host.basic_host": logging.CRITICAL,
@@ -78,10 +79,6 @@ for name, level in {
 }.items():
     logging.getLogger(name).setLevel(level)
 logging.getLogger("libp2p").propagate = True
-# Drop the warnings about dials that found another key or no libp2p node, or that were cut off.
-logging.getLogger("libp2p.network.swarm").addFilter(
-    lambda record: not any(words in str(record.msg) for words in ("to upgrade", "[ADDCONN_FAIL]"))
-)
 
 # Patches identify, which would tell a peer behind a relay that we see it at `/p2p/<relay>/p2p-circuit`. After
 # such an address js-libp2p aborts identify, and then never tries hole punching. We send no address instead,
