@@ -22,8 +22,8 @@ CurriculumName = Annotated[
     typer.Option(
         "--curriculum",
         help=(
-            "ladder-9, sapo-9 or tiny-9, also with -strict; or own tasks: a file, of the hub too, or an"
-            " installed package's."
+            "ladder-9, sapo-9 or tiny-9, also with -strict; tools-6; or own tasks: a file, of the hub too, or"
+            " an installed package's."
         ),
     ),
 ]

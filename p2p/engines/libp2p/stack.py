@@ -61,8 +61,8 @@ log = logging.getLogger(__name__)
 
 # The library turns its logs off on import. We turn its warnings on, except in modules where a failed dial, a
 # lost peer or a hostile peer causes them: with each message, with each byte (yamux), with each forged proof
-# (noise), with each connection that it ends at once (network.swarm), or with each address that it names in the
-# DHT (transport, dns_utils). We report a port in use ourselves.
+# (noise), with each connection that it ends at once (network.swarm), or with each address that it names in
+# the DHT (transport, dns_utils). We report a port in use ourselves.
 for name, level in {
     "libp2p": logging.WARNING,
     "libp2p.network.auto_connector": logging.WARNING,
