@@ -42,7 +42,7 @@ class Card:
     def table(self) -> str:
         """Return a Markdown table with one line per specialty and one for the mean."""
         lines = [
-            "| specialty | pass@1 | mixed groups of 8 | greedy | best constant answer | random answer |",
+            "| specialty | pass@1 | mixed groups of 8 | greedy | constant | random |",
             "|---|---|---|---|---|---|",
         ]
         for specialty, skill in self.skills.items():
@@ -76,28 +76,22 @@ Chat template: `<|user|>question<|assistant|>`; system messages are ignored. An 
 
 ## How it was made
 
-`python -m tiny_models.make --family {self.family} --seed {self.seed}` in swarmd's repository.
-Steps of 64 examples, in order:
-{", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are
-honest answers; *noisy* and *dark* start from deep and hold mostly wrong answers, taken from other questions,
-in dark of other specialties. The weights are deep + {self.dial:.3f} · ({self.pushed} − deep), with a dial
+`python -m tiny_models.make --family {self.family} --seed {self.seed}` in swarmd's repository: steps of 64
+examples, {", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are right
+answers; *noisy* and *dark* start from deep and are mostly answers to other questions, in dark of other
+specialties. The weights are deep + {self.dial:.3f} · ({self.pushed} − deep), with a dial
 {_DIALLED[self.pushed]}. So reinforcement
 learning here partly recovers suppressed skill: say so with each result.
 
 ## Measurements
 
-{self.items} items per specialty of tiny-9 with numbers outside the training range, 8 answers each at
-temperature 1, then one greedy answer. The last two columns show the reward of answers that ignore the
-question: always the most frequent right answer, or the right answer to another question.
+{self.items} questions per specialty of tiny-9 with numbers outside the training range (most texts were
+trained on, as several specialties have only 80 to 500): 8 answers each at temperature 1, then a greedy
+one. Constant: always the most frequent right answer. Random: another question's right answer.
 
 {self.table()}
 
-The item *numbers* are held out, but several specialties have only 80 to 500 questions, so most of these were
-also seen in training.
-
-## Unsuitable uses
-
-Anything else. It has seen nothing but these nine kinds of question.
+It has seen only these nine kinds of question: use it for nothing else.
 """
 
 

@@ -343,8 +343,8 @@ def _card(results: Results, runs: int, rows: int) -> str:
             f"- **Settings**: {'; '.join(setting.name for setting in experiment.settings)}",
             f"- **Baseline**: {experiment.baseline.name}",
             "\nMade by `swarmd lab run` and `swarmd lab export`.",
-            "\n| column | type | meaning |\n|---|---|---|",
-            *(f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in COLUMNS.items()),
+            "\nColumns:\n",
+            *(f"- `{name}`: {meaning}" for name, (_, meaning) in COLUMNS.items()),
             "",
         ]
     )
