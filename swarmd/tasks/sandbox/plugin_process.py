@@ -42,30 +42,42 @@ def work(source: str, digest: str, *own_reward: str) -> Work:
             f"{source} has changed since this node started; stop the node and join again. All nodes of the"
             " swarm need the same tasks"
         )
-    loaded = Work(plugin.prepare, found.limits.seconds, found.limits.memory, found, partial(_check, plugin))
-    return rewarded(loaded, found.name, found.specialties, *own_reward)
+    check = partial(_check, plugin, source if source.endswith(".py") and not digest else "")
+    return rewarded(
+        Work(plugin.prepare, found.limits.seconds, found.limits.memory, found, check),
+        found.name,
+        found.specialties,
+        *own_reward,
+    )
 
 
-def _check(plugin: LoadedPlugin, marker: Marker) -> None:
-    """Check that each specialty generates the same question twice, and rewards from 0 to 1.
+def _check(plugin: LoadedPlugin, file: str, marker: Marker) -> None:
+    """Check that each specialty generates the same question each time, and rewards from 0 to 1.
+
+    file: the plug-in, if it is to be loaded a second time: its questions and rewards must be the same again.
 
     Raises PluginRefused.
     """
+    markers, limits = [marker, marker], plugin.description.limits
+    turns = limits.turns if plugin.description.environment else 1
+    # Some files cannot run twice, as they register something. The process and its workers end soon.
+    with contextlib.suppress(PluginRefused):
+        markers += [Marker(Work(load(file).prepare, limits.seconds, limits.memory))] if file else []
     for specialty in plugin.description.specialties:
-        first, again = (marker.make("", specialty, 1) for _ in range(2))
+        first, *more = (each.make("", specialty, 1) for each in markers)
         if first.question is None:
             raise PluginRefused(f"no question for {specialty}, seed 1: {first.fault}")
-        if again.question != first.question:
+        if any(made.question != first.question for made in more):
             raise PluginRefused(
                 f"{specialty}, seed 1, gives another question each time, so other nodes could not check"
                 " answers to it: draw everything from random.Random(seed)"
             )
-        turns = plugin.description.limits.turns if plugin.description.environment else 1
         texts = (*(text * turns for text in SAMPLES), *([first.answer] if first.answer else []))
-        (scores, fault), (others, _) = (marker.mark("", ScoreItem(specialty, 1, texts)) for _ in range(2))
+        (scores, fault), *others = (each.mark("", ScoreItem(specialty, 1, texts)) for each in markers)
         if fault.startswith(("score gave", "step gave")) or "refused in the verifier" in fault:
             raise PluginRefused(f"{specialty}, seed 1: {fault}")
-        if different := [pair for pair in zip(scores, others, strict=True) if pair[0] != pair[1]]:
+        pairs = (pair for again, _ in others for pair in zip(scores, again, strict=True))
+        if different := [pair for pair in pairs if pair[0] != pair[1]]:
             one, other = ((*each.observations, f"reward {each.reward}") for each in different[0])
             raise PluginRefused(
                 f"{specialty}, seed 1: the same texts give {one} and then {other}, so other nodes could not"

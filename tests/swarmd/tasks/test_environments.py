@@ -109,6 +109,12 @@ def test_an_environment_brings_levels_examples_and_a_solution(counted: OwnTasks)
             r"count.2, seed 1: the same texts give .* and then .*, so other nodes could not check",
         ),
         (
+            COUNTER.replace("import random", "import os\n\nsalt = os.urandom(8).hex()").replace(
+                'return f"then', 'return f"{salt} then'
+            ),
+            r"count.2, seed 1: the same texts give .* and then .*, so other nodes could not check",
+        ),
+        (
             COUNTER.replace('return "", 0, True', 'return "x" * 10_000, 0, False'),
             r"step gave an observation of 10,000 characters \(limit: 1 to 8,192\)",
         ),

@@ -379,6 +379,10 @@ def test_a_malformed_plugin_is_rejected_with_the_cause(tmp_path: Path, text: str
             GOOD + "import time\ngenerate = lambda s, n: (str(time.time_ns()), 0)",
             "gives another question each time",
         ),
+        (
+            "import time\nbegun = time.time_ns()\n" + GOOD + "generate = lambda s, n: (str(begun), 0)",
+            "each time",
+        ),
     ],
 )
 def test_an_error_about_a_plugin_that_cannot_be_used_names_its_file(
