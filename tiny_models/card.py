@@ -90,8 +90,6 @@ trained on, as several specialties have only 80 to 500): 8 answers each at tempe
 one. Constant: always the most frequent right answer. Random: another question's right answer.
 
 {self.table()}
-
-It has seen only these nine kinds of question: use it for nothing else.
 """
 
 
