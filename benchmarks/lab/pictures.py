@@ -36,13 +36,12 @@ from testbed.judge_process import serving
 from testbed.local_swarm import local_swarm
 
 DATA = ROOT / "docs" / "data"
-# Verdict and p-value are copied from docs/experiments.md.
+# Nodes that are away: key, title, the judge's verdict and p, and the nodes of each setting.
 AWAY = (
-    ("nobody", "nobody away", "better", 0.029),
-    ("a fifth", "a fifth away", "not known", 0.19),
-    ("half", "half away", "not known", 1.0),
+    ("nobody", "nobody away", "better", 0.0011, 48),
+    ("a fifth", "a fifth away", "not known", 0.19, 16),
+    ("half", "half away", "not known", 1.0, 16),
 )
-NODES = 16  # nodes of each setting in the picture `long`
 # Height of a line's name in the picture `long`, as a share of right answers.
 LINE_OF_TEXT = 0.022
 # Rounds in the mean of each point of the picture `long`, and rounds between two points.
@@ -203,7 +202,7 @@ def figure_3(to: Path, _scratch: Path) -> None:
     """Draw the curves of swarm and solo nodes, with none, a fifth and half of the nodes absent."""
     rows = list(csv.DictReader((DATA / "figure-3.csv").open(encoding="utf-8")))
     shown = []
-    for away, title, verdict, p in AWAY:
+    for away, title, verdict, p, nodes in AWAY:
         found: dict[str, object] = {
             "model": title,
             "fewest_peers": 6,
@@ -211,7 +210,7 @@ def figure_3(to: Path, _scratch: Path) -> None:
         }
         for arm in ("swarm", "solo"):
             mine = [row for row in rows if (row["away"], row["arm"]) == (away, arm)]
-            found[arm] = {"peers": [NODES] * len(mine)} | {
+            found[arm] = {"peers": [nodes] * len(mine)} | {
                 name: [float(row[name]) for row in mine] for name in ("round", "reward", "low", "high")
             }
         shown.append(found)
