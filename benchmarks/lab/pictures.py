@@ -157,12 +157,16 @@ def long(to: Path, _scratch: Path) -> None:
 
 
 def oscillation(to: Path, _scratch: Path) -> None:
-    """Draw the mean reward of each 25 rounds, alone and at 2/6 with the paper's settings."""
+    """Draw the mean reward of each 25 rounds, alone and at 2/6 with the paper's settings, a line a seed."""
     rounds, *settings = zip(*csv.reader((DATA / "oscillation.csv").open(encoding="utf-8")), strict=True)
     figure, (axes,) = figures.canvas(9, 3)
-    for (name, *rewards), colour in zip(settings, (COLOURS[1], COLOURS[3]), strict=True):
+    for name, *rewards in settings:
+        setting, _, later = name.partition(", seed ")
         axes.plot(
-            list(map(int, rounds[1:])), list(map(float, rewards)), color=colour, label=batch_words(name)
+            list(map(int, rounds[1:])),
+            list(map(float, rewards)),
+            color=COLOURS[1] if setting == "8/0" else COLOURS[3],
+            label=None if later else batch_words(setting),
         )
     axes.legend(frameon=False)
     axes.set(xlabel="training round of each node", ylabel="mean reward", ylim=(0, 0.55))
