@@ -101,7 +101,7 @@ def test_the_exported_table_has_a_row_for_each_node_and_round_and_a_card(
     for name in lines[2].keys() - {"evaluation"}:
         assert all(row[name] is not None for row in mine), f"the table has no {name}"
     card = (tmp_path / "data" / "README.md").read_text()
-    assert all(f"| `{name}` |" in card for name in rows[0]) and "2 of 2 runs" in card
+    assert all(f"- `{name}`: " in card for name in rows[0]) and "2 of 2 runs" in card
     assert main(["lab", "export", str(played.folder), str(tmp_path / "data")]) == 2
     assert "is not empty" in capsys.readouterr().err
     empty = Results.create(tmp_path / "empty", played.experiment)
