@@ -76,8 +76,8 @@ Chat template: `<|user|>question<|assistant|>`; system messages are ignored. An 
 
 ## How it was made
 
-`python -m tiny_models.make --family {self.family} --seed {self.seed}` in swarmd's repository: steps of 64
-examples, {", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are right
+`python -m tiny_models.make --family {self.family} --seed {self.seed}`: steps of 64 examples,
+{", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are right
 answers; *noisy* and *dark* start from deep and are mostly answers to other questions, in dark of other
 specialties. The weights are deep + {self.dial:.3f} · ({self.pushed} − deep), with a dial
 {_DIALLED[self.pushed]}. So reinforcement

@@ -51,7 +51,10 @@ def join(
     curriculum: Annotated[
         str | None,
         typer.Option(
-            help="Its tasks: ladder-9, sapo-9 or tiny-9, also with -strict; tools-6; or a file of own tasks.",
+            help=(
+                "The swarm's tasks: ladder-9, sapo-9 or tiny-9, also with -strict; tools-6; or a file of own"
+                " tasks."
+            ),
             show_default="auto",
         ),
     ] = None,

@@ -235,7 +235,7 @@ class Verifier:
 
 
 def describe(
-    command: Sequence[str], trouble: str, otherwise: str, seconds: float = START_TIMEOUT_S
+    command: Sequence[str], trouble: str, otherwise: str, seconds: float = 2 * START_TIMEOUT_S
 ) -> PluginDescription | None:
     """Start a scoring process, end it, and return its description of its task plug-in, if it has one.
 
@@ -243,7 +243,7 @@ def describe(
         command: the module and its arguments (`Curriculum.command`).
         trouble: the beginning of the error message.
         otherwise: its end, a remedy besides a correction of the file.
-        seconds: timeout for the start.
+        seconds: timeout for the start; a file of own tasks is loaded twice.
 
     Raises:
         ConfigError: with the reason why the process does not start.

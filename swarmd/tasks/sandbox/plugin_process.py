@@ -42,9 +42,14 @@ def work(source: str, digest: str, *own_reward: str) -> Work:
             f"{source} has changed since this node started; stop the node and join again. All nodes of the"
             " swarm need the same tasks"
         )
-    check = partial(_check, plugin, source if source.endswith(".py") and not digest else "")
     return rewarded(
-        Work(plugin.prepare, found.limits.seconds, found.limits.memory, found, check),
+        Work(
+            plugin.prepare,
+            found.limits.seconds,
+            found.limits.memory,
+            found,
+            partial(_check, plugin, source if source.endswith(".py") and not digest else ""),
+        ),
         found.name,
         found.specialties,
         *own_reward,
@@ -54,17 +59,19 @@ def work(source: str, digest: str, *own_reward: str) -> Work:
 def _check(plugin: LoadedPlugin, file: str, marker: Marker) -> None:
     """Check that each specialty generates the same question each time, and rewards from 0 to 1.
 
-    file: the plug-in, if it is to be loaded a second time: its questions and rewards must be the same again.
+    file: the plug-in, if it is to be loaded a second time, as values that it draws while it loads stay the
+        same until then. A file that cannot run twice, because it registers something, is not compared.
 
     Raises PluginRefused.
     """
-    markers, limits = [marker, marker], plugin.description.limits
+    again, limits = plugin, plugin.description.limits
     turns = limits.turns if plugin.description.environment else 1
-    # Some files cannot run twice, as they register something. The process and its workers end soon.
-    with contextlib.suppress(PluginRefused):
-        markers += [Marker(Work(load(file).prepare, limits.seconds, limits.memory))] if file else []
+    with contextlib.suppress(PluginRefused, MemoryError), _little_memory():
+        again = load(file) if file else plugin
+    # This process ends soon after it has loaded a file twice, and its second worker with it.
+    second = marker if again is plugin else Marker(Work(again.prepare, limits.seconds, limits.memory))
     for specialty in plugin.description.specialties:
-        first, *more = (each.make("", specialty, 1) for each in markers)
+        first, *more = (each.make("", specialty, 1) for each in (marker, marker, second))
         if first.question is None:
             raise PluginRefused(f"no question for {specialty}, seed 1: {first.fault}")
         if any(made.question != first.question for made in more):
@@ -73,10 +80,12 @@ def _check(plugin: LoadedPlugin, file: str, marker: Marker) -> None:
                 " answers to it: draw everything from random.Random(seed)"
             )
         texts = (*(text * turns for text in SAMPLES), *([first.answer] if first.answer else []))
-        (scores, fault), *others = (each.mark("", ScoreItem(specialty, 1, texts)) for each in markers)
+        (scores, fault), *repeated = (
+            each.mark("", ScoreItem(specialty, 1, texts)) for each in (marker, marker, second)
+        )
         if fault.startswith(("score gave", "step gave")) or "refused in the verifier" in fault:
             raise PluginRefused(f"{specialty}, seed 1: {fault}")
-        pairs = (pair for again, _ in others for pair in zip(scores, again, strict=True))
+        pairs = (pair for marks, _ in repeated for pair in zip(scores, marks, strict=True))
         if different := [pair for pair in pairs if pair[0] != pair[1]]:
             one, other = ((*each.observations, f"reward {each.reward}") for each in different[0])
             raise PluginRefused(

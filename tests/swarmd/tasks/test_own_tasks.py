@@ -393,6 +393,19 @@ def test_an_error_about_a_plugin_that_cannot_be_used_names_its_file(
         described(path, seconds=3) if "sleep" in text else find_curriculum(path)
 
 
+def test_a_file_that_cannot_run_twice_is_loaded_once(tmp_path: Path) -> None:
+    registers = "import sys\nassert not hasattr(sys, 'tasks_here')\nsys.tasks_here = True\n"
+    assert described(plugin(tmp_path, registers + GOOD)).specialties == ("a",)
+
+
+def test_the_example_asks_the_questions_of_tools_6_without_their_tools() -> None:
+    found = find_curriculum(str(ROOT / "docs" / "examples" / "without_tool.py"))
+    with Verifier(found) as verifier:
+        for specialty in found.specialties:
+            question = verifier.make(TaskRef(specialty, 7)).question
+            assert question and "tool" not in question and "call" not in question
+
+
 def test_an_error_about_an_unusable_reward_has_its_own_remedy(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("x = 1")
     with pytest.raises(ConfigError, match=r"mine\.py: it has no function .* or leave tasks\.reward out"):
