@@ -5,6 +5,7 @@
     python -m benchmarks.lab.pictures oscillation docs/oscillation.png  lines of docs/data/oscillation.csv
     python -m benchmarks.lab.pictures figure-3 docs/figure-3.png  lines of docs/data/figure-3.csv
     python -m benchmarks.lab.pictures real docs/real.png          lines of docs/data/real*.csv
+    python -m benchmarks.lab.pictures tool docs/tool.png          lines of docs/data/tool-spreads.csv
     scripts/demo --out demo && cp demo/rewards.png docs/demo.png
 
 `pages` takes screenshots of the judge's front page, with made-up nodes, and of a real node's page: wide and
@@ -61,6 +62,13 @@ REAL = (
     ("8/16", "8 own + 16 external", COLOURS[3]),
 )
 BAR = 0.8 / len(REAL)  # width of a bar
+TOOL_WINDOW = 5  # rounds in the mean of each reward in the picture `tool`
+# The lines of the picture `tool`: setting, nodes, words and colour.
+TOOL = (
+    ("swarm 4/8", (0,), "the node with examples, sharing", COLOURS[5]),
+    ("swarm 4/8", (1, 2, 3), "the other three, sharing", COLOURS[0]),
+    ("alone 8/0", (1, 2, 3), "the other three, alone", COLOURS[1]),
+)
 
 
 def pages(to: Path, scratch: Path) -> None:
@@ -258,7 +266,30 @@ def real(to: Path, _scratch: Path) -> None:
     figure.savefig(to, dpi=120)
 
 
-DRAW = {"pages": pages, "long": long, "oscillation": oscillation, "figure-3": figure_3, "real": real}
+def tool(to: Path, _scratch: Path) -> None:
+    """Draw how the use of a tool spreads from one node to three nodes, a line a seed."""
+    rows = list(csv.DictReader((DATA / "tool-spreads.csv").open(encoding="utf-8")))
+    figure, panels = figures.canvas(10, 3.4, columns=2, sharey=True)
+    panels[0].set_title("Share of answers that the environment replied to", fontsize=10)
+    panels[1].set_title(f"Mean reward; each point: {TOOL_WINDOW} rounds", fontsize=10)
+    for (setting, nodes, words, colour), (panel, measure, window) in product(
+        TOOL, zip(panels, ("in_form", "reward"), (1, TOOL_WINDOW), strict=True)
+    ):
+        for seed in sorted({row["seed"] for row in rows if row["setting"] == setting}):
+            curve = [
+                fmean(float(row[f"{measure}_{node}"]) for node in nodes)
+                for row in rows
+                if (row["setting"], row["seed"]) == (setting, seed)
+            ]
+            means = [fmean(curve[last - window : last]) for last in range(window, len(curve) + 1)]
+            panel.plot(range(window, len(curve) + 1), means, color=colour)
+        panel.plot([], [], color=colour, label=words)
+        panel.set(xlabel="training round of each node", ylim=(-0.02, 1.02))
+    panels[1].legend(frameon=False, loc="upper left")
+    figure.savefig(to, dpi=110)
+
+
+DRAW = {draw.__name__.replace("_", "-"): draw for draw in (pages, long, oscillation, figure_3, real, tool)}
 
 
 def main() -> None:
