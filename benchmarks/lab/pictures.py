@@ -18,7 +18,7 @@ import base64
 import csv
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -229,6 +229,19 @@ def figure_3(to: Path, _scratch: Path) -> None:
     figures.comparison_figure(shown).savefig(to, dpi=120)
 
 
+def curves(
+    rows: Sequence[Mapping[str, str]], setting: str, measure: str, nodes: Iterable[int], window: int
+) -> Iterator[list[float]]:
+    """Yield each seed's means over `nodes` and the last `window` rounds, from round `window` on."""
+    for seed in sorted({row["seed"] for row in rows if row["setting"] == setting}):
+        curve = [
+            fmean(float(row[f"{measure}_{node}"]) for node in nodes)
+            for row in rows
+            if (row["setting"], row["seed"]) == (setting, seed)
+        ]
+        yield [fmean(curve[last - window : last]) for last in range(window, len(curve) + 1)]
+
+
 def real(to: Path, _scratch: Path) -> None:
     """Draw the rewards of SmolLM2-135M by round, a thin line for each seed, and its held-out results."""
     rows = list(csv.DictReader((DATA / "real.csv").open(encoding="utf-8")))
@@ -236,14 +249,8 @@ def real(to: Path, _scratch: Path) -> None:
     rewards, held_out = figure.subplots(1, 2, width_ratios=(2, 1))
     found = list(csv.DictReader((DATA / "real-held-out.csv").open(encoding="utf-8")))
     for at, (setting, words, colour) in enumerate(REAL):
-        for seed in sorted({row["seed"] for row in rows if row["setting"] == setting}):
-            curve = [
-                fmean(float(row[f"reward_{node}"]) for node in range(4))
-                for row in rows
-                if (row["setting"], row["seed"]) == (setting, seed)
-            ]
-            means = [fmean(curve[last - REAL_WINDOW : last]) for last in range(REAL_WINDOW, len(curve) + 1)]
-            rewards.plot(range(REAL_WINDOW, len(curve) + 1), means, color=colour)
+        for curve in curves(rows, setting, "reward", range(4), REAL_WINDOW):
+            rewards.plot(range(REAL_WINDOW, REAL_WINDOW + len(curve)), curve, color=colour)
         rewards.plot([], [], color=colour, label=words)
         for place, measure in enumerate(("pass@1", "pass@4")):
             before, after = (
@@ -275,14 +282,8 @@ def tool(to: Path, _scratch: Path) -> None:
     for (setting, nodes, words, colour), (panel, measure, window) in product(
         TOOL, zip(panels, ("in_form", "reward"), (1, TOOL_WINDOW), strict=True)
     ):
-        for seed in sorted({row["seed"] for row in rows if row["setting"] == setting}):
-            curve = [
-                fmean(float(row[f"{measure}_{node}"]) for node in nodes)
-                for row in rows
-                if (row["setting"], row["seed"]) == (setting, seed)
-            ]
-            means = [fmean(curve[last - window : last]) for last in range(window, len(curve) + 1)]
-            panel.plot(range(window, len(curve) + 1), means, color=colour)
+        for curve in curves(rows, setting, measure, nodes, window):
+            panel.plot(range(window, window + len(curve)), curve, color=colour)
         panel.plot([], [], color=colour, label=words)
         panel.set(xlabel="training round of each node", ylim=(-0.02, 1.02))
     panels[1].legend(frameon=False, loc="upper left")
